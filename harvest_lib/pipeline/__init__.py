@@ -4,9 +4,10 @@
                          └► transforms ─► writer 2 ─► its offset log
 
 Promises
-- At least once: a message of the reader is in the commit log before any writer gets it, and reaches each of them.
-- Per namespace, each writer gets messages in the order of the log.
-- A writer can only get a message again if it wrote the message after the last flush of its offsets.
+- At-least-once delivery: a message from the reader is in the commit log before a writer gets it, and every writer gets
+  the message.
+- In each namespace, a writer gets messages in the order of the log.
+- After a restart, a writer gets a message again only if the message was written after the last flush of its offsets.
 
 The design follows Transporter.
 """

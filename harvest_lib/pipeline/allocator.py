@@ -1,9 +1,9 @@
-"""Memory of large values: returned to the system once they are freed.
+"""Allocator settings with which the memory of large values returns to the system when the values are freed.
 
-When a large value is freed, glibc raises its mmap threshold to that value's size, up to 32 MB. Rows of 1 MB then share
-an arena per thread, and the holes in arenas are not returned. Arrow's own pools keep freed pages as well. A fixed
-threshold, and the system's allocator for Arrow, keep only memory in use. Values that the environment sets
-(`MALLOC_MMAP_THRESHOLD_`, `ARROW_DEFAULT_MEMORY_POOL`) stays.
+When glibc frees a large value, it raises its mmap threshold to that value's size, up to 32 MB. After that, rows of 1 MB
+are allocated in an arena per thread, and holes in an arena do not return to the system. Arrow's memory pools also
+retain freed pages. With a fixed threshold, and with the system's allocator for Arrow, the process has only memory in
+use. Settings from the environment (`MALLOC_MMAP_THRESHOLD_`, `ARROW_DEFAULT_MEMORY_POOL`) are not changed.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ import os
 from contextlib import suppress
 
 LARGE_BYTES = 256 << 10
-"""Values from this size on have pages of their own."""
+"""Values from this size on, in bytes, are allocated by mmap, in separate pages."""
 
 _M_MMAP_THRESHOLD = -3
-"""See `malloc.h`."""
+"""The parameter M_MMAP_THRESHOLD of `mallopt`, as in `malloc.h`."""
 
 
 def return_large_values() -> None:
-    """Set the allocator of this process so. Without effect where it is not glibc's."""
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # read when pyarrow is imported
+    """Apply these allocator settings to this process. Without glibc, only Arrow's setting has an effect."""
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow reads it when it is imported
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

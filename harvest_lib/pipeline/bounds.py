@@ -1,7 +1,7 @@
-"""Bounds by bytes for the messages in memory: a reader's batch, a writer's bulk, the messages kept for both.
+"""Limits, in bytes, for messages in memory: a reader's batch, a writer's bulk, the cache of messages between them.
 
 Promises
-- A batch or a bulk has a message more than its bytes allow at most, whatever its number of messages is bounded by.
+- A batch or a bulk exceeds its limit in bytes by at most one message, whatever its limit in messages is.
 - Sizes of texts and bytes are upper estimates. They include the Python objects of a message.
 """
 
@@ -11,19 +11,19 @@ from sys import getsizeof
 from typing import Any
 
 BATCH_BYTES = 4 << 20
-"""A reader's batch. A message as large is a batch of its own."""
+"""Limit of a reader's batch. A message of at least this size ends its batch."""
 BULK_BYTES = 4 << 20
-"""A writer's bulk. Several copies exist: encoded, decoded, and in the destination's form."""
+"""Limit of a writer's bulk. In memory, a bulk exists several times: encoded, decoded, in the destination's format."""
 
 _MESSAGE_BYTES = 300
 _VALUE_BYTES = 100
 _ESCAPED = b"\\u"
-"""Begins an escaped character in JSON, which may be a wide character."""
+"""The start of an escaped character in JSON, which may need several bytes in Python's memory."""
 
 
 class Room:
-    """Room of a batch, by messages and bytes. `take` counts a message, and returns True if that fills the batch;
-    the next message then begins a new batch."""
+    """Counter of the messages and bytes in a batch, with a limit for each. `take` counts a message, and returns True if
+    the batch is full."""
 
     def __init__(self, messages: int, most_bytes: int = BATCH_BYTES) -> None:
         self._messages, self._most_bytes = messages, most_bytes
@@ -31,7 +31,7 @@ class Room:
 
     @property
     def left(self) -> tuple[int, int]:
-        """Return how many messages and bytes there is room for, at least 1 each."""
+        """Return how many messages and how many bytes still fit into the batch, each at least 1."""
         return max(1, self._messages - self._count), max(1, self._most_bytes - self._bytes)
 
     @property
@@ -39,18 +39,18 @@ class Room:
         return self._count >= self._messages or self._bytes >= self._most_bytes
 
     def take(self, size_bytes: int) -> bool:
-        """Count a message of this size."""
+        """Count a message of this size, and return True if the batch is full."""
         self._count += 1
         self._bytes += size_bytes
         return self.is_full
 
     def empty(self) -> None:
-        """Begin the next batch."""
+        """Reset the counters for the next batch."""
         self._count = self._bytes = 0
 
 
 def size_of(value: Any) -> int:
-    """Return about how many bytes a value of a message, or its data, takes."""
+    """Return the approximate size in memory of a value in a message, or of a message's data, in bytes."""
     if isinstance(value, str):
         return len(value) if value.isascii() else getsizeof(value)  # a single wide character makes the whole text wide
     if isinstance(value, bytes | bytearray):
@@ -63,7 +63,8 @@ def size_of(value: Any) -> int:
 
 
 def size_decoded(encodings: Sequence[bytes]) -> int:
-    """Return about how many bytes the objects of encoded data take, from above: a comma is before each value."""
+    """Return an upper estimate of the memory that the decoded objects take, in bytes. The number of values is estimated
+    from the commas."""
     is_plain = all(map(methodcaller("isascii"), encodings)) and not any(map(methodcaller("count", _ESCAPED), encodings))
     return (
         _MESSAGE_BYTES * len(encodings)

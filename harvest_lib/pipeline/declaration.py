@@ -1,20 +1,20 @@
-"""Declaration of a pipeline, in YAML: a reader, and writers with their filters and transforms.
+"""Declaration of a pipeline in a YAML file: a reader, and writers with their filters and transforms.
 
-    folder: flights.pipeline            # where commit log and offsets are, beside this file
+    folder: flights.pipeline            # folder of commit log and offsets; a relative path starts at this file's folder
     reader:
       adaptor: postgres
       …                                 # options of the adaptor
     writers:
-      lake:                             # a name of your choice
+      lake:                             # any name
         adaptor: file
         …                               # options of the adaptor
         namespace: ^public\\.flights$    # default: everything
         transforms:
           - omit: [tailnum]
         on_error: stop                  # or stop_writer: other writers continue
-        on_transform_error: stop        # or park: its message is parked in the folder
+        on_transform_error: stop        # or park: the message is parked in the folder
 
-All problems of a file are reported together, each with its line, never with a value.
+All problems of a file are reported together, each with its line and without values from the file.
 """
 
 import os
@@ -45,7 +45,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredReader:
-    """Source of messages. `open` makes its reader, which connects when it is used."""
+    """The declared source of messages. `open` returns a new reader, which connects only when it is used."""
 
     adaptor: str
     open: Callable[[], Reader]
@@ -53,7 +53,7 @@ class DeclaredReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredWriter:
-    """Destination of messages. `open` makes its writer, which connects when it is used."""
+    """A declared destination of messages. `open` returns a new writer, which connects only when it is used."""
 
     name: str
     adaptor: str
@@ -63,12 +63,12 @@ class DeclaredWriter:
 
 
 _LEAST_AHEAD, _BATCHES_AHEAD = 10_000, 10
-"""With less, a reader waits where it need not; more would make a restart after a kill longer."""
+"""Lower numbers would make readers wait without need. Higher numbers would make a restart after a kill slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """A pipeline."""
+    """The declaration of a pipeline: settings, reader and writers."""
 
     settings: PipelineSettings
     reader: DeclaredReader
@@ -81,7 +81,7 @@ class Declaration:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of commit log and offsets."""
+        """Return the folder of the commit log and the offsets."""
         return self.settings.folder
 
     @property
@@ -92,18 +92,18 @@ class Declaration:
 
 
 def load(path: str | os.PathLike[str]) -> Declaration:
-    """Read a declaration; nothing is connected to. Raises ConfigError with all problems."""
+    """Read and check a declaration, without any connection. Raises ConfigError with all problems of the file."""
     return _Reading(Path(path), needed="`folder`, `reader` and `writers`").declaration()
 
 
 class _Reading(YamlReader):
-    """Makes a declaration of a file, and collects its problems. `${NAME}` in a text stands for a variable: secrets
-    need not be in the file."""
+    """Reads a declaration from a file, and collects problems. `${NAME}` in a text is replaced by an environment
+    variable, so that secrets need not be in the file."""
 
     def declaration(self) -> Declaration:
         try:
             values = self.value(self.root, ())
-        except RecursionError:  # an alias inside its own anchor
+        except RecursionError:  # an alias is inside its own anchor
             values = {}
             self._note((), "the file contains itself", "write it without that alias")
         settings = self._settings(values)
@@ -114,8 +114,8 @@ class _Reading(YamlReader):
         return Declaration(settings=settings, reader=reader, writers=writers)
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node, with its variables; None after a problem was noted."""
-        # YAML takes 0123 for 83, and 1_000 for 1000. Kafka's clients take texts: there the text counts as written.
+        """Return the value of a node, with variables replaced; None if the value is invalid, which is noted."""
+        # YAML reads 0123 as 83, and 1_000 as 1000. Settings of Kafka clients are texts: such a text stays unchanged.
         is_other_number = node.tag == INT and not _PLAIN_NUMBER.fullmatch(node.value)
         found = node.value if path[-2:-1] == ("kafka",) and is_other_number else self.construct(node, path)
         if not isinstance(found, str):
@@ -127,7 +127,7 @@ class _Reading(YamlReader):
         return _VARIABLE.sub(lambda match: os.environ[match[1]], found)
 
     def spelled(self, path: Place) -> str:
-        """Write a path in readable form: `writers.lake.transforms[2]`."""
+        """Return a path in readable form, such as `writers.lake.transforms[2]`. Numbers begin with 1."""
         text = ""
         for part in path:
             text += f"[{int(part) + 1}]" if part.isdigit() and text else f".{part}" if text else part
@@ -189,7 +189,8 @@ class _Reading(YamlReader):
     def _adaptor(
         self, given: dict[str, Any], path: Place, look: Callable[[str], Side[Made]], beside: Sequence[str] = ()
     ) -> tuple[str, Callable[[], Made]] | None:
-        """Return an adaptor's name and the factory of its reader or writer, from the adaptor's own settings."""
+        """Return an adaptor's name and the factory of its reader or writer; None if a problem was noted. `look` returns
+        the adaptor's side, `beside` are names of settings that are not the adaptor's."""
         name = given.get("adaptor")
         if not isinstance(name, str) or not name:
             self._note((*path, "adaptor"), "is missing", f"choose one of {', '.join(adaptors.names())}", at=path)
@@ -207,7 +208,7 @@ class _Reading(YamlReader):
         return None if options is None else (name, partial(side.make, options))
 
     def _checked(self, model: type[Model], values: Mapping[str, Any], path: Place) -> Model | None:
-        """Make a model of values; None if they are not valid for it."""
+        """Return the model of values; None if the values are invalid, after noting each problem."""
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:
@@ -219,7 +220,8 @@ class _Reading(YamlReader):
     def _without_unknown(
         self, values: Mapping[str, Any], path: Place, known: Sequence[str], all_known: Sequence[str]
     ) -> dict[str, Any]:
-        """Remove unknown settings, and note each with the nearest known name."""
+        """Return the settings whose name is in `known`, and note each other setting with the nearest name in
+        `all_known`."""
         for key in values.keys() - set(known):
             problem = unknown(key, all_known)
             self._note((*path, key), problem.message, problem.remedy)

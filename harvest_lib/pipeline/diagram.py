@@ -1,4 +1,4 @@
-"""Flow of a pipeline, as a drawing of plain text."""
+"""Text drawing of a pipeline's data flow, and a description of its settings."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _POLICIES = {
 
 
 def drawn(declaration: Declaration) -> str:
-    """Return the drawing.
+    """Return the drawing of a pipeline, with a line per writer:
 
     postgres ─► commit log ─┬─► /^public\\./ ─► omit tailnum ─► file (lake)
                             └─► everything ─► kafka (events)
@@ -30,7 +30,7 @@ def drawn(declaration: Declaration) -> str:
 
 
 def explained(declaration: Declaration) -> Iterator[str]:
-    """Yield the settings that the drawing leaves out, line by line."""
+    """Yield lines that describe the settings which are not in the drawing."""
     settings = declaration.settings
     log = settings.commit_log
     yield f"folder: {declaration.folder}"

@@ -1,7 +1,7 @@
-"""Messages as bytes, which become objects only when they are read: in a reader's form, and as entries of the log.
+"""Batches of encoded messages. Reader, commit log and writers pass on bytes, and create message objects only on access.
 
-Reader, commit log and writers pass bytes on: the head of each message, which many share, and its encoded data. A batch
-is a sequence of messages all the same. Reading a message makes a `PipelineMessage` at that moment.
+The bytes of a message are its head, which many messages share, and its encoded data. A batch is nevertheless a sequence
+of messages: each access to an element creates a `PipelineMessage`.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.pipeline.stop_reason import one_line
 
 Head = tuple[int, int, bytes]
-"""Timestamp, mode byte, key (the namespace): an entry of the log beside its offset and its data."""
+"""Timestamp, mode byte and key (the namespace) of a message: a log entry without its offset and its data."""
 
 BYTES = {(mode, op): mode_byte(mode, op) for mode in Mode for op in Op}
 """The mode byte of each mode and op."""
@@ -29,19 +29,19 @@ NOOPS = frozenset(BYTES[mode, Op.NOOP] for mode in Mode)
 
 
 class EncodedMessages(Sequence[PipelineMessage], Packable):
-    """A batch. A reader that can encode its messages without making them yields one of a class of its own."""
+    """A batch of encoded messages. A reader that encodes messages without message objects yields its own subclass."""
 
     __slots__ = ("_bounds", "_heads", "values")
 
     def __init__(self, heads: Sequence[Head], values: Sequence[bytes]) -> None:
-        """`values` are the data of each, as `extended_json.dumps` encodes it."""
+        """`heads` and `values` have an element per message. A value is the data as `extended_json.dumps` encodes it."""
         self._heads = heads
         self.values = values
         self._bounds: Sequence[int] | None = None
 
     @property
     def heads(self) -> Sequence[Head]:
-        """Return the head of each."""
+        """Return the head of each message."""
         return self.heads_of(0, len(self))
 
     def heads_of(self, begin: int, end: int) -> Sequence[Head]:
@@ -50,48 +50,50 @@ class EncodedMessages(Sequence[PipelineMessage], Packable):
 
     @abstractmethod
     def data(self, place: int) -> Mapping[str, Any]:
-        """Return the data of a message."""
+        """Return the data of the message at index `place`."""
 
     def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
-        """Return a field's values in the messages from `begin` to before `end`, None where the field is missing."""
+        """Return the value of a field in each message from `begin` to before `end`, None where a message lacks it."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> PipelineMessage:
-        """Return a message as it is in the log at an offset; its data is not to be changed."""
+        """Return the message at index `place` with its offset in the log. Its data must not be modified."""
         ((timestamp, byte, key),) = self.heads_of(place, place + 1)
         mode, op = PARTS[byte]
         return PipelineMessage(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
 
     def kinds(self, begin: int, end: int) -> Collection[Head]:
-        """Return each head of the messages from `begin` to before `end` once."""
+        """Return the distinct heads of the messages from `begin` to before `end`."""
         return set(self.heads_of(begin, end))
 
     def newest(self, begin: int, end: int, first: int) -> dict[bytes, int]:
-        """Return the last offset of each key in the messages from `begin` to before `end`, which begin at `first`."""
+        """Return the last offset of each key in the messages from `begin` to before `end`. `first` is the offset of the
+        message at `begin`."""
         return {key: offset for offset, (_, _, key) in enumerate(self.heads_of(begin, end), first)}
 
     def packing(self, offset: int) -> Packing:
-        """Return their entries, as the log takes them."""
+        """Return the `Packing` with which the log appends the messages, from `offset` on."""
         return Packing([(*head, value) for head, value in zip(self.heads, self.values, strict=True)], offset)
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes in memory: the encodings, and the objects that they were made of."""
+        """Return the approximate size of the batch in memory, in bytes: the encodings, and the objects that were
+        encoded."""
         return self.encoded_bytes(0, len(self)) + size_decoded(self.values)
 
     def reach(self, begin: int, end: int, most_bytes: int) -> int:
-        """Return the place up to which the messages from `begin` on fit into `most_bytes` of encodings, at most `end`;
-        it includes at least one message."""
+        """Return the index after the message with which the encodings, from `begin` on, reach `most_bytes`. The index
+        is at most `end`, and at least `begin + 1`."""
         bounds = self._bounds_of_values()
         return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes)))
 
     def encoded_bytes(self, begin: int, end: int) -> int:
-        """Return the bytes of the encodings of the messages from `begin` to before `end`."""
+        """Return the total size of the encodings from `begin` to before `end`, in bytes."""
         bounds = self._bounds_of_values()
         return bounds[end] - bounds[begin]
 
     def _bounds_of_values(self) -> Sequence[int]:
-        """Return where each encoding would begin if they lay behind each other, and where the last would end."""
+        """Return the start of each encoding in the concatenation of all encodings, and the end of the last encoding."""
         if self._bounds is None:
             self._bounds = [0, *accumulate(map(len, self.values))]
         return self._bounds
@@ -110,7 +112,7 @@ class EncodedMessages(Sequence[PipelineMessage], Packable):
 
 
 class _Listed(EncodedMessages):
-    """Messages that a reader has made itself."""
+    """A batch of message objects from a reader, with their encodings."""
 
     __slots__ = ("_messages",)
 
@@ -127,30 +129,30 @@ class _Listed(EncodedMessages):
 
 
 def encoded(batch: Sequence[PipelineMessage]) -> EncodedMessages:
-    """Return a batch with its encodings. Raises MessageRefused."""
+    """Return a batch as `EncodedMessages`; messages are encoded if they are not yet. Raises MessageRefused."""
     return batch if isinstance(batch, EncodedMessages) else _Listed(batch)
 
 
 class JoinedMessages(EncodedMessages):
-    """An outbox's records that were encoded in C: their encodings lie behind each other, and go on so.
+    """A batch of outbox records that were encoded in C, in one contiguous buffer.
 
-    The data of a message is decoded when it is read. The rows are no longer needed then.
+    The data of a message is decoded on access, so that the original rows are not needed any more.
     """
 
     __slots__ = ("rows", "table")
 
     def __init__(self, rows: EncodedRows, table: Sequence[Head]) -> None:
-        """`table` has the head of each kind."""
+        """`rows` has the encodings, and the kind of each message. `table` has the head for each kind."""
         super().__init__((), rows)
         self.rows = rows
         self.table = table
 
     def heads_of(self, begin: int, end: int) -> Sequence[Head]:
-        """See `EncodedMessages`. Made each time."""
+        """See `EncodedMessages`. Each call creates a new list."""
         return list(map(self.table.__getitem__, self.rows.kinds[begin:end]))
 
     def number_of(self, heads: Collection[Head], begin: int, end: int) -> int:
-        """Return the number of messages from `begin` to before `end` that have one of the heads."""
+        """Return the number of messages from `begin` to before `end` whose head is in `heads`."""
         kinds = self.rows.kinds
         return sum(kinds.count(kind, begin, end) for kind, head in enumerate(self.table) if head in heads)
 
@@ -190,7 +192,7 @@ class JoinedMessages(EncodedMessages):
 
 
 class _JoinedPacking(Packing):
-    """`Packing` in C."""
+    """`Packing` of joined messages, done in C."""
 
     def __init__(self, batch: JoinedMessages, offset: int) -> None:
         super().__init__((), offset)
@@ -215,7 +217,7 @@ class _JoinedPacking(Packing):
 
 
 class UnreadableEntry(PipelineError):
-    """An entry holds no message: another version wrote it, or no pipeline did."""
+    """A log entry does not contain a message. Another version wrote it, or a program that is not a pipeline."""
 
     def __init__(self, offset: int, why: str) -> None:
         super().__init__(
@@ -226,7 +228,7 @@ class UnreadableEntry(PipelineError):
 
 
 def message_of(entry: LogEntry) -> PipelineMessage:
-    """Return an entry's message. Raises UnreadableEntry if it holds no message."""
+    """Return the message in a log entry. Raises UnreadableEntry if the entry does not contain a message."""
     offset, timestamp, byte, key, value = entry
     parts = PARTS.get(byte)
     if parts is None:

@@ -1,18 +1,18 @@
-"""Data of messages as bytes and back: JSON, and MongoDB's extended JSON for types that JSON lacks.
+"""Encodes data of messages to bytes and decodes it: JSON, with MongoDB's extended JSON for types that JSON lacks.
 
-| in Python | as written |
+| in Python | encoded |
 | --- | --- |
-| datetime with a zone | `{"$date": "2013-01-01T05:15:00.123456+00:00"}`, microseconds and zone kept |
-| Decimal | `{"$numberDecimal": "1.10"}`, trailing zeros kept; `NaN` and `Infinity` too |
+| datetime with a zone | `{"$date": "2013-01-01T05:15:00.123456+00:00"}`, with microseconds and zone |
+| Decimal | `{"$numberDecimal": "1.10"}`, with trailing zeros; `NaN` and `Infinity` too |
 | bytes | `{"$binary": {"base64": "AAH/", "subType": "00"}}` |
 | float that is not a number, or infinite | `{"$numberDouble": "NaN"}`, `"Infinity"`, `"-Infinity"` |
 
 Promises
-- Data come back from `dumps` and `loads` equal, of the same types (tuples as lists). A key of the user's that begins
-  with `$` is written with one more of them, and so comes back as it was.
-- Read, not written: `$numberInt`, `$numberLong`, and dates as numbers of milliseconds, as MongoDB's tools write them.
-- A number of foreign JSON that a float does not hold (`1e400`, 20 digits) is read as a Decimal.
-- A value that cannot be kept is refused, by its type and place, without its value.
+- `loads` returns the data that `dumps` encoded, equal and of the same types (except that tuples become lists). A user's
+  key that begins with `$` is encoded with a second `$`, which decoding removes.
+- `loads` also accepts `$numberInt`, `$numberLong` and dates in milliseconds, which MongoDB's tools write.
+- A number in foreign JSON is decoded as a Decimal if a float would not preserve it (`1e400`, 20 digits).
+- A value that cannot be encoded is refused. The error has its type and its path, and never the value.
 """
 
 import base64
@@ -32,21 +32,21 @@ _SPECIAL = '"$'
 _TYPED = frozenset({datetime, Decimal, bytes})
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _SURE_DIGITS = 17
-"""Fewer characters, with the point, are fewer digits than a float keeps of any number."""
+"""A float preserves all digits of a number that has fewer characters than this, including the point."""
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 quoted: Callable[[str], str] = json.encoder.encode_basestring
-"""Returns text as JSON has it. Raises TypeError for anything else."""
+"""Returns a text as a JSON string. Raises TypeError for any other type."""
 
 
 class Encoded(dict[str, Any]):
-    """Data that is not to be changed, and knows its own encoding: it is written again as often as there are writers."""
+    """Immutable data of a message, with its encoding. The encoding is stored because every writer needs it."""
 
     __slots__ = ("encoded",)
 
     def __init__(self, data: Mapping[str, Any], encoded: bytes) -> None:
-        """`encoded` is the data as `dumps` encodes it."""
+        """`encoded` is the encoding of `data` by `dumps`."""
         super().__init__(data)
         self.encoded = encoded
 
@@ -57,12 +57,12 @@ class Encoded(dict[str, Any]):
 
 
 def dumps(data: Mapping[str, Any]) -> bytes:
-    """Return data as bytes. Raises MessageRefused."""
+    """Return data of a message as bytes. Raises MessageRefused for a value that cannot be encoded."""
     if type(data) is Encoded:
         return data.encoded
     if type(data) is dict:
         encode = _quickly if _TYPED.isdisjoint(map(type, data.values())) else _typed_ones
-        # Unknown types, a `$` of the user's own and half of a character take the slow way.
+        # Unknown types, user keys that begin with `$` and lone surrogates are left to `_slowly`.
         with suppress(TypeError, ValueError, RecursionError, MessageRefused):
             found, count = encode(data)
             if found.count(_SPECIAL) == count and _has_plain_keys(data):
@@ -71,33 +71,34 @@ def dumps(data: Mapping[str, Any]) -> bytes:
 
 
 def document(value: object) -> str:
-    """Return a value as JSON for readers of plain JSON: as `dumps` writes it, with the user's keys as they are.
+    """Return a value as JSON for readers that do not know extended JSON: like `dumps`, but with user keys unchanged.
 
-    Raises MessageRefused.
+    Raises MessageRefused for a value that cannot be encoded.
     """
     text = dumps({"": value})[len(b'{"":') : -len(b"}")].decode()
     return json.dumps(_plain(value, "", ""), separators=(",", ":")) if _SPECIAL in text else text
 
 
 def scalar(value: object) -> str:
-    """Return text or a whole number as JSON has it. Raises TypeError for anything else."""
+    """Return a text or a whole number as JSON. Raises TypeError for any other type."""
     if type(value) is int:
         return str(value)
     return quoted(cast("str", value))
 
 
 def as_dumped(text: str) -> bytes | None:
-    """Return JSON that was composed of `quoted` texts as bytes; None if `dumps` would write it otherwise."""
+    """Return JSON that was composed from `quoted` texts as bytes; None if `dumps` might encode the same data
+    differently."""
     if "$" in text and _SPECIAL in text:
         return None
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         return None
 
 
 def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:
-    """Return data of JSON's own types as JSON, and the number of added `$` in it."""
+    """Return data of JSON's own types as JSON, and the number of keys with `$` that the encoder added (0)."""
     return _encode(data), 0
 
 
@@ -126,7 +127,8 @@ def _slowly(data: Mapping[str, Any]) -> bytes:
 
 
 def loads(text: bytes | str) -> dict[str, Any]:
-    """Return the data that `dumps` was given. Raises MessageRefused for anything but a JSON object."""
+    """Return the data that `dumps` encoded to `text`. Raises MessageRefused unless `text` is an object in extended
+    JSON."""
     try:
         read = text if isinstance(text, str) else text.decode()
         data = (_decode_typed if _SPECIAL in read else _decode)(read)
@@ -136,16 +138,16 @@ def loads(text: bytes | str) -> dict[str, Any]:
         place = f"at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "not valid"
         raise MessageRefused(
             "data is not extended JSON", evidence=place, next_step="correct it where it was written"
-        ) from None  # the cause carries the text
+        ) from None  # the cause contains the text
     if not isinstance(data, dict):
         raise _refused("", f"{type(data).__name__} instead of an object")
     return data
 
 
 def _has_plain_keys(data: dict[Any, Any]) -> bool:
-    """Return True if all keys are text: the encoder turns numbers and None into text, and they would stay text."""
+    """Return True if all keys are text, on all levels. The encoder would convert other keys to text silently."""
     left: list[Any] = [data]
-    for inner in left:  # which grows meanwhile
+    for inner in left:  # the loop appends to the list
         values = inner
         if isinstance(inner, dict):
             if not _TEXT.issuperset(map(type, inner)):
@@ -161,7 +163,8 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def _plain(value: object, path: str, more: str = "$") -> object:
-    """Return a value in JSON's own types, keys of the user's that begin with `$` with one more."""
+    """Return a value converted to JSON's own types. `more` is put before user keys that begin with `$`. `path` is for
+    errors."""
     match value:
         case None | bool() | str() | int():
             return value

@@ -1,9 +1,9 @@
-"""The folder of a pipeline, opened for writing: by one process at a time.
+"""The folder of a pipeline. A single process at a time can open it for writing.
 
 flights.pipeline/
   commit/          the commit log, and the lock
-  offsets/         a log of offsets for each writer
-  parked/          a file for each writer that has parked messages
+  offsets/         a folder per writer, with the log of its offsets
+  parked/          a file per writer, with its parked messages
 """
 
 import logging
@@ -31,7 +31,7 @@ def commit_folder(folder: Path) -> Path:
 
 
 def offsets_folder(folder: Path, writer: str = "") -> Path:
-    """Return the folder of a writer's offsets, or the folder of all writers' offsets."""
+    """Return the folder of a writer's offsets; without a writer, the folder with the offsets of all writers."""
     return folder / "offsets" / writer
 
 
@@ -40,7 +40,7 @@ def parked_messages(folder: Path, writer: str) -> ParkedMessages:
 
 
 def undeclared_positions(declaration: Declaration) -> Mapping[str, int]:
-    """Return the positions of writers that have offsets in the folder and are not declared, by their names."""
+    """Return the positions, by name, of writers that have offsets in the folder but are not declared."""
     folder, declared = offsets_folder(declaration.folder), {each.name for each in declaration.writers}
     found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.exists() else []
     others = [name for name in found if name not in declared and not name_complaint(name)]
@@ -48,18 +48,19 @@ def undeclared_positions(declaration: Declaration) -> Mapping[str, int]:
 
 
 class OpenLogs:
-    """A pipeline's commit log, and the offsets of its writers."""
+    """The open logs of a pipeline: the commit log, and the offset log of each declared writer."""
 
     def __init__(self, declaration: Declaration, log: CommitLog, offsets: Mapping[str, OffsetLog]) -> None:
         self.log = log
         self.offsets = offsets
         self.message_cache = MessageCache(log.end)
         self.abandoned = False
-        """True if a thread that did not end still uses them: errors of closing them are ignored."""
+        """True if a thread that did not end in time still uses the logs. Errors of closing are then ignored."""
         self._declaration = declaration
 
     def writer_progress(self, declared: DeclaredWriter) -> WriterProgress:
-        """Return a writer's progress, from its offsets on the disk. Raises OffsetBeyondLog."""
+        """Return the progress of a writer, starting at its flushed offsets. Raises OffsetBeyondLog if the log ends
+        before them."""
         park = None
         if declared.settings.on_transform_error == "park":
             park = parked_messages(self._declaration.folder, declared.name).add
@@ -76,7 +77,8 @@ class OpenLogs:
 
 @contextmanager
 def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
-    """Open the folder, made if need be. Raises PipelineError, and LogError: another process may have it."""
+    """Open the logs in a pipeline's folder, and close them at the end of the block. A missing folder is created. Raises
+    PipelineError, and LogError, for example LogInUse if another process has the folder open."""
     folder, settings = declaration.folder, declaration.settings
     with ExitStack() as closing:
         try:

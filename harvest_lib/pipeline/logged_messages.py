@@ -1,6 +1,6 @@
-"""Messages of the log as writers get them: bytes, and a `PipelineMessage` for each that is read.
+"""Messages of the log in memory, as writers get them: encoded, with a `PipelineMessage` created on each access.
 
-The last messages stay in memory, so that writers that keep up need not read them from the log.
+A cache has the messages that were appended last, so that writers close to the log's end need not read from the disk.
 """
 
 import threading
@@ -19,22 +19,23 @@ _MOST_BYTES = 32 << 20
 
 
 class MessageRun:
-    """Consecutive messages of the log, of one batch or several."""
+    """Consecutive messages of the log, from one or several batches in memory."""
 
     def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
-        """`parts` are batches, each with the first place that belongs to the run, and the place after the last."""
+        """`first` is the offset of the first message. `parts` are batches, each with the index of its first message in
+        the run and the index after its last."""
         self.first = first
         self.parts = parts
         self._ends = list(accumulate(end - begin for _, begin, end in parts))
 
     @cached_property
     def heads(self) -> Sequence[Head]:
-        """Return the head of each."""
+        """Return the head of each message."""
         return _joined([batch.heads_of(begin, end) for batch, begin, end in self.parts])
 
     @cached_property
     def values(self) -> Sequence[bytes]:
-        """Return the encoded data of each."""
+        """Return the encoded data of each message."""
         return _joined([batch.values[begin:end] for batch, begin, end in self.parts])
 
     def __len__(self) -> int:
@@ -42,12 +43,12 @@ class MessageRun:
 
     @property
     def next(self) -> int:
-        """Return the offset after the last."""
+        """Return the offset after the last message."""
         return self.first + len(self)
 
     @property
     def newest(self) -> Mapping[bytes, int]:
-        """Return the last offset of each key."""
+        """Return the last offset of each key (namespace) in the run."""
         found: dict[bytes, int] = {}
         first = self.first
         for batch, begin, end in self.parts:
@@ -56,7 +57,7 @@ class MessageRun:
         return found
 
     def entries(self) -> list[LogEntry]:
-        """Return them as they would be read from the log."""
+        """Return the messages as entries, equal to the entries in the log."""
         return [
             LogEntry(offset, timestamp, byte, key, value)
             for offset, ((timestamp, byte, key), value) in enumerate(
@@ -65,27 +66,27 @@ class MessageRun:
         ]
 
     def message(self, number: int) -> PipelineMessage:
-        """Return one message; its data is not to be changed."""
+        """Return the message at index `number`. Its data must not be modified."""
         part = bisect_right(self._ends, number)
         batch, _, end = self.parts[part]
         return batch.logged(end - (self._ends[part] - number), self.first + number)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return the values of a field in each message, None where the field is missing."""
+        """Return the value of a field in each message, None if a message lacks the field."""
         return _joined([batch.column(name, begin, end) for batch, begin, end in self.parts])
 
     def selected(self, wanted: Callable[[Head], bool]) -> "LoggedMessages":
-        """Return the messages whose heads are wanted."""
+        """Return the messages for whose head `wanted` returns True."""
         kinds = {head for batch, begin, end in self.parts for head in batch.kinds(begin, end)}
         kept = {head for head in kinds if wanted(head)}
         return LoggedMessages(self, kept, is_all=kept == kinds)
 
 
 class LoggedMessages(Sequence[PipelineMessage]):
-    """Some messages of a run, in its order, without NOOPs. A message object is made at each access."""
+    """Selected messages of a run, in order and without NOOPs. Each access to an element creates a message object."""
 
     def __init__(self, run: MessageRun, kinds: Collection[Head], *, is_all: bool) -> None:
-        """`kinds` are the heads of its messages; `is_all`: it has every message of the run."""
+        """`kinds` are the heads of the selected messages. `is_all`: every message of the run is selected."""
         self.kinds = kinds
         self._run = run
         self._is_all = is_all
@@ -98,22 +99,22 @@ class LoggedMessages(Sequence[PipelineMessage]):
 
     @cached_property
     def joined(self) -> Sequence[tuple[JoinedMessages, int, int]] | None:
-        """Return their batches, each with its first place and the place after its last, if all are joined."""
+        """Return the run's parts (batch, first index, index after the last) if all batches are joined, else None."""
         found = [part for part in self._run.parts if isinstance(part[0], JoinedMessages)]
         return cast("Sequence[tuple[JoinedMessages, int, int]]", found) if len(found) == len(self._run.parts) else None
 
     @cached_property
     def heads(self) -> Sequence[Head]:
-        """Return timestamp, mode byte and key of each."""
+        """Return the head (timestamp, mode byte, key) of each message."""
         return self._of(self._run.heads)
 
     @cached_property
     def values(self) -> Sequence[bytes]:
-        """Return the encoded data of each."""
+        """Return the encoded data of each message."""
         return self._of(self._run.values)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return the values of a field in each message, None where the field is missing."""
+        """Return the value of a field in each message, None if a message lacks the field."""
         return self._of(self._run.column(name))
 
     def _of(self, column: Sequence[Any]) -> Sequence[Any]:
@@ -137,14 +138,14 @@ class LoggedMessages(Sequence[PipelineMessage]):
 
 
 def without_noops(messages: Sequence[PipelineMessage]) -> Sequence[PipelineMessage]:
-    """Return the messages that are written, as they came if they are of the log."""
+    """Return the messages without NOOPs. `LoggedMessages` never have NOOPs, and are returned unchanged."""
     if isinstance(messages, LoggedMessages):
         return messages
     return [message for message in messages if message.op is not Op.NOOP]
 
 
 def namespaces_and_times(messages: Sequence[PipelineMessage]) -> list[tuple[str, int]]:
-    """Return namespace and timestamp of each."""
+    """Return the namespace and the timestamp of each message."""
     if isinstance(messages, LoggedMessages):
         return [(key.decode(), timestamp) for timestamp, _, key in messages.heads]
     return [(message.namespace, message.timestamp) for message in messages]
@@ -155,15 +156,15 @@ def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
 
 
 class MessageCache:
-    """Batches by their offsets in the log. One thread adds to it, any number of threads read it.
+    """Cache of the last appended batches, by their offsets in the log. A single thread adds batches, any thread reads.
 
-    It forgets the oldest when they take more than `most_bytes`.
+    If the batches take more than `most_bytes` of memory, the oldest batches are removed.
     """
 
     def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
-        """`end` is the end of the log, before anything is added."""
+        """`end` is the present end of the log."""
         self.end = end
-        """Messages behind it in the log are of a batch that is still being appended."""
+        """The end of the last complete batch. Later messages in the log belong to a batch that is being appended."""
         self._most_bytes = most_bytes
         self._bytes = 0
         self._lock = threading.Lock()
@@ -171,7 +172,7 @@ class MessageCache:
         self._batches: list[tuple[EncodedMessages, int]] = []
 
     def add(self, first: int, batch: EncodedMessages) -> None:
-        """Keep a batch under its offsets in the log, from `first` on; a batch that is too large is not kept."""
+        """Add a batch whose first offset in the log is `first`. A batch larger than the whole cache is not stored."""
         size = batch.size
         with self._lock:
             self.end = first + len(batch)
@@ -185,8 +186,8 @@ class MessageCache:
                 del self._firsts[0], self._batches[0]
 
     def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> MessageRun | None:
-        """Return the messages from one offset to before another, `most` of them at most, and no more once their
-        encodings reach `most_bytes`; None if the first message is forgotten, or never was here."""
+        """Return cached messages from offset `begin` to before `end`: at most `most` messages, ending with the message
+        with which the encodings reach `most_bytes`. None if the message at `begin` is not in the cache."""
         end = min(end, begin + most)
         parts, at, left = [], begin, most_bytes
         with self._lock:

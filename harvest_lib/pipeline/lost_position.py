@@ -1,8 +1,8 @@
-"""Note of a position that a reader found lost at its source, in the pipeline's folder until an operator decides.
+"""Note of a lost position, a file in the pipeline's folder: the source does not have the reader's position any more.
 
-Some evidence wears off: a server that was restored to an earlier time has a log that ends before the pipeline's
-position, until writers have made it longer; a topic that lost its end grows again. So the first refusal is noted, and
-each later start refuses with it. To remove the file, or to move the folder away, is the decision.
+Some evidence disappears with time. The log of a server that was restored to an earlier time ends before the pipeline's
+position only until new writes have extended it; a topic that lost its end grows again. So the first such error is
+stored, and each later start fails with it, until an operator removes the file or moves the folder away.
 """
 
 import json
@@ -22,14 +22,15 @@ FILE = "position_lost.json"
 
 
 def require_none(folder: Path) -> None:
-    """Raise PositionLost if something is noted in a pipeline's folder."""
+    """Raise the stored PositionLost if a pipeline's folder has a note."""
     path = folder / FILE
     with suppress(FileNotFoundError):
         raise _error(path, json.loads(path.read_text()))
 
 
 def noted(folder: Path, error: HarvestError) -> HarvestError:
-    """Note an error whose evidence wears off, and return it with its next step; return any other error as it is."""
+    """Store an error whose evidence disappears with time, and return it with the advice to remove the note. Return any
+    other error unchanged."""
     if not error.wears_off:
         return error
     path = folder / FILE

@@ -1,4 +1,4 @@
-"""Messages of a pipeline: the operation, its time, its namespace, and its data."""
+"""The message of a pipeline: an operation on a row, with its time, its namespace and its data."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -6,37 +6,37 @@ from typing import Any, NamedTuple
 
 
 class Op(IntEnum):
-    """Operation of a message."""
+    """The operation that a message describes."""
 
     INSERT = 0
     UPDATE = 1
     DELETE = 2
     COMMAND = 3
     NOOP = 4
-    """Nothing: a reader notes its position. No writer gets it."""
+    """No operation: the message stores a position of the reader. Writers do not get it."""
 
 
 class Mode(IntEnum):
-    """State of a namespace."""
+    """State of a namespace at the time of a message."""
 
     COPY = 0
-    """Its present contents are being copied."""
+    """The message belongs to a copy of the namespace's contents."""
     SYNC = 1
-    """Changes follow as they occur."""
+    """The message is a change that was read as it occurred."""
     COMPLETE = 2
-    """This message is the last of the copy."""
+    """The message is the last message of a copy."""
 
 
 class PipelineMessage(NamedTuple):
-    """A message. Immutable; transforms return new messages."""
+    """A message of a pipeline. It is immutable: transforms return new messages."""
 
     op: Op
     timestamp: int
-    """Time of the operation in milliseconds since 1970, UTC, as far as the reader knows."""
+    """Time of the operation, in milliseconds since 1970 (UTC), as precisely as the reader knows it."""
     namespace: str
-    """The table, topic or file it is of."""
+    """The table, topic or file that the message belongs to."""
     data: Mapping[str, Any]
-    """Values that JSON can hold, and datetime (with a zone), Decimal and bytes."""
+    """Values by field. They have types of JSON, or are a datetime (with a zone), a Decimal or bytes."""
     mode: Mode = Mode.SYNC
     offset: int = -1
-    """Its offset in the commit log, -1 before it was appended."""
+    """The message's offset in the commit log, -1 before it is appended."""

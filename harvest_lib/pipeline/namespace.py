@@ -1,8 +1,8 @@
-"""Filter of a writer's messages: a regular expression that matches their namespaces, by default all.
+"""Filter of a writer's messages: a regular expression for their namespaces, by default `.*`.
 
-As in Transporter expressions have the syntax of Go's `regexp`, and a match anywhere counts: write `^` and `$` to match
-the whole namespace. They are compiled by RE2, which has the same syntax. Python's `re` reads many of them differently:
-it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last line break.
+As in Transporter, expressions have the syntax of Go's `regexp`, and may match anywhere in the namespace: `^` and `$`
+match the whole namespace. RE2, which has the same syntax, compiles the expressions. Python's `re` gives another meaning
+to many of them: it accepts `[[:alpha:]]` but matches other text, and its `$` also matches before a final line break.
 """
 
 import re
@@ -22,17 +22,17 @@ except ImportError as missing:
 EVERYTHING = ".*"
 
 Pattern: TypeAlias = Any
-"""One of RE2, which has no types: `search`, `fullmatch`, `groups`, `groupindex`, `pattern`."""
+"""A compiled pattern of RE2, which has no type hints: `search`, `fullmatch`, `groups`, `groupindex`, `pattern`."""
 
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|$)|\\.", re.DOTALL)
 _ONE_BYTE = r"\C"
-"""RE2 takes it, Go does not: it can match half a character."""
+"""An escape that RE2 accepts and Go refuses: it matches a single byte, which may be a part of a character."""
 
 
 def compiled(expression: str) -> Pattern:
-    """Compile a regular expression of Go's. Raises ValueError, which names its fault."""
+    """Compile a regular expression in Go's syntax. Raises ValueError with the fault of an invalid expression."""
     options = re2.Options()
-    options.log_errors = False  # RE2 writes them to the standard error itself
+    options.log_errors = False  # RE2 would write errors to the standard error
     try:
         pattern = re2.compile(expression, options)
     except re2.error as error:

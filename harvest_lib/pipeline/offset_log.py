@@ -1,12 +1,13 @@
-"""Position of a writer: a log of offsets, keyed by namespace, whose entries have the commit log's format.
+"""The offset log, which stores the position of a writer. Its entries have the format of the commit log.
 
-Each entry's data is the offset of the last message of its namespace that the writer is done with, 8 bytes, big-endian.
-A writer handles messages in the order of the log, so it is done with all before the highest of them.
+An entry's key is a namespace. Its data is the offset of the last message of this namespace that the writer has
+acknowledged, as 8 bytes, big-endian. A writer acknowledges messages in the order of the commit log, so the highest
+offset of all namespaces means that all earlier messages are acknowledged too.
 
 Promises
-- Flushed offsets are found again, whatever happens; offsets that were only acknowledged may be lost.
-- An offset is kept only once its message cannot be lost: the commit log is synced first.
-- The newest offset of each namespace outlives compaction.
+- Flushed offsets survive a crash. Offsets that are acknowledged but not flushed may be lost.
+- An offset is stored only after the commit log is synced, so that its message cannot be lost.
+- Compaction retains the newest offset of each namespace.
 """
 
 import threading
@@ -23,11 +24,11 @@ from harvest_lib.pipeline.commit_log.reading import LogView
 _OFFSET = Struct(">Q")
 _SEGMENT_BYTES = 1 << 18
 _MODE = 0
-"""Offsets have none."""
+"""The mode byte of all entries. An offset has neither a mode nor an op."""
 
 
 class OffsetLog:
-    """The offsets of a writer, in a folder of their own. Any number of threads may use it."""
+    """The offsets of a writer, in a separate folder. Any thread may call any method."""
 
     def __init__(
         self,
@@ -36,7 +37,8 @@ class OffsetLog:
         sync_log: Callable[[], object] | None = None,
         segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
-        """Open it, or begin it. `sync_log` is `CommitLog.sync` of the log that the offsets are of; each flush calls it.
+        """Open the offset log in `folder`, or create it. Each flush first calls `sync_log`, the method `sync` of the
+        commit log to which the offsets refer.
 
         Raises LogInUse, LogTooNew, LogDamaged, LogUnwritable.
         """
@@ -56,22 +58,22 @@ class OffsetLog:
 
     @property
     def position(self) -> int:
-        """Return the offset after the highest that was acknowledged: the next message this writer gets."""
+        """Return the offset after the highest acknowledged offset, which is the offset of the writer's next message."""
         return self._position
 
     @property
     def repaired(self) -> tuple[Cut, ...]:
-        """Return the parts that were cut off its own end when it was opened, because they were not written whole."""
+        """Return the incomplete ends of the offset log's files that were cut off when it was opened."""
         return self._log.repaired
 
     @property
     def by_namespace(self) -> Mapping[bytes, int]:
-        """Return the last offset of each namespace that was acknowledged."""
+        """Return the last acknowledged offset of each namespace."""
         with self._lock:
             return dict(self._offsets)
 
     def check(self, end: int) -> None:
-        """Check that a log that ends there has them all. Raises OffsetBeyondLog."""
+        """Check that a commit log with this end contains all acknowledged offsets. Raises OffsetBeyondLog if not."""
         if self._position > end:
             raise OffsetBeyondLog(
                 f"a writer has acknowledged up to offset {self._position - 1}, and the log ends at {end}",
@@ -81,7 +83,8 @@ class OffsetLog:
             )
 
     def acknowledge(self, namespace: bytes, offset: int) -> None:
-        """Note a message as done, and with it all before; in memory, until it is flushed. One below is no step back."""
+        """Acknowledge a message, and with it all earlier messages, in memory until the next flush. A lower offset than
+        before has no effect."""
         with self._lock:
             if offset <= self._offsets.get(namespace, -1):
                 return
@@ -89,7 +92,7 @@ class OffsetLog:
             self._position = max(self._position, offset + 1)
 
     def flush(self) -> None:
-        """Sync all acknowledged offsets to the disk. Raises LogUnwritable, and then they are still to be flushed."""
+        """Sync all acknowledged offsets to the disk. Raises LogUnwritable; the next flush tries the offsets again."""
         with self._flushing:
             with self._lock:
                 waiting, self._waiting = self._waiting, {}
@@ -108,13 +111,15 @@ class OffsetLog:
                 self._compact()
 
     def compact(self) -> None:
-        """Leave nothing but the newest offset of each namespace. Happens by itself too. Raises LogUnwritable."""
+        """Remove all entries except the newest of each namespace. `flush` does so too when a segment is full. Raises
+        LogUnwritable."""
         with self._flushing:
             self._log.roll()
             self._compact()
 
     def close(self) -> None:
-        """Flush and release it. Idempotent. Raises LogUnwritable, having released it."""
+        """Flush the offsets and release the log. Idempotent. If the flush fails, it releases the log and raises
+        LogUnwritable."""
         try:
             self.flush()
         finally:
@@ -126,7 +131,8 @@ class OffsetLog:
 
 
 def flushed_position(folder: Path) -> int:
-    """Return a writer's position as its log has it now, without taking that from its process; 0 without a log."""
+    """Return the flushed position of a writer; 0 if the folder has no offset log. A pipeline may have the log open at
+    the same time."""
     return max(_read(CommitLog.look(folder)).values(), default=-1) + 1 if CommitLog.is_there(folder) else 0
 
 

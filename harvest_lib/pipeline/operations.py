@@ -1,7 +1,7 @@
-"""Operators' actions on a pipeline that does not run, and its state, which is read also while it does.
+"""Operators' actions on a pipeline: they show its state and messages, or change a pipeline that does not run.
 
-Reading takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
-refused while another process has it open.
+Functions that only read take no lock, so that they work also while the pipeline runs. All other functions open the
+folder as a run does, and fail if another process has the folder open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,8 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatus:
-    """`position` is the first offset that is not acknowledged; `behind` its distance from the log's end."""
+    """State of a writer. `position`: the first offset that is not acknowledged on the disk. `behind`: the distance from
+    the position to the log's end. `parked`: the number of parked messages."""
 
     name: str
     adaptor: str
@@ -37,18 +38,19 @@ class WriterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """The state of a pipeline, according to its files. `end` is the offset that the next message gets."""
+    """State of a pipeline according to its files. `begin`: the first offset in the log. `end`: the offset of the next
+    message."""
 
     begin: int
     end: int
     writers: Sequence[WriterStatus]
     undeclared: Mapping[str, int]
-    """The positions of writers that have offsets and are not declared: the log is kept for them too."""
+    """Positions of writers that have offsets in the folder but are not declared. Compaction respects them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """Result of a step for a writer: the message that was sent, or None if there was no message to send."""
+    """Result of `step` for a writer. `sent`: the message that was sent, None if there was no message to send."""
 
     writer: str
     sent: PipelineMessage | None
@@ -57,7 +59,7 @@ class Stepped:
 
 
 def pipeline_status(declaration: Declaration) -> PipelineStatus:
-    """Return the position of each writer, and the ends of the log."""
+    """Return the position of each writer, and the first and the next offset of the log."""
     folder = declaration.folder
     if not CommitLog.is_there(commit_folder(folder)):
         begin = end = 0
@@ -69,9 +71,9 @@ def pipeline_status(declaration: Declaration) -> PipelineStatus:
 
 
 def messages(declaration: Declaration, first: int, last: int) -> Iterator[PipelineMessage]:
-    """Yield the messages from one offset to another, both included, as the reader sent them down.
+    """Yield the messages from offset `first` to `last` (inclusive), as the reader produced them.
 
-    Messages that were compacted away are missing. Raises PipelineError where the log ends before the first.
+    Messages that compaction removed are left out. Raises PipelineError if the log ends before `first`.
     """
     _require_log(declaration)
     log = CommitLog.look(commit_folder(declaration.folder))
@@ -86,9 +88,9 @@ def messages(declaration: Declaration, first: int, last: int) -> Iterator[Pipeli
 
 
 def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
-    """Send the next message of each writer, or of the named writer; yield the result: `sent` is None if it has all.
+    """Send the next message to each writer, or only to the named writer, and yield the results.
 
-    A message is sent when the caller requests its result. Raises PipelineError if a writer refuses its message.
+    A message is sent when the caller requests the writer's result. Raises PipelineError if a writer refuses a message.
     """
     _require_log(declaration)
     with open_folder(declaration) as logs:
@@ -104,7 +106,7 @@ def step(declaration: Declaration, writer: str | None = None) -> Iterator[Steppe
 
 
 def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> WriterProgress:
-    """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next message."""
+    """Acknowledge a message without sending it. Raises PipelineError if it is not the writer's next message."""
     _require_log(declaration)
     with open_folder(declaration) as logs:
         chosen = _chosen(declaration, writer)
@@ -120,7 +122,8 @@ def acknowledge(declaration: Declaration, offset: int, writer: str | None = None
 
 
 def compact(declaration: Declaration) -> Compacted:
-    """Compact closed segments up to the earliest writer's offset, and the offsets of each."""
+    """Compact the offset log of each writer, and the commit log's closed segments up to the lowest position of all
+    writers."""
     _require_log(declaration)
     with open_folder(declaration) as logs:
         for offsets in logs.offsets.values():
@@ -130,7 +133,7 @@ def compact(declaration: Declaration) -> Compacted:
 
 
 def skip_damage(declaration: Declaration, offset: int) -> Skipped:
-    """Skip the damage at an offset of the log permanently: unreadable messages are lost to every writer."""
+    """Skip the damaged messages at an offset of the log permanently. No writer gets messages that are unreadable."""
     _require_log(declaration)
     with open_folder(declaration) as logs:
         return logs.log.skip(offset)

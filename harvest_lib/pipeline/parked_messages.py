@@ -1,7 +1,7 @@
-"""Messages that a transform failed at, parked by a writer's policy: lines of JSON in a file beside its offsets.
+"""Parked messages of a writer: messages for which a transform failed, as lines of JSON in a file.
 
-Promise: a line is on the disk before its message counts as acknowledged. A message that is parked again after a kill is
-in the file twice, under the same offset.
+Promise: a line is synced to the disk before its message counts as acknowledged. A message that is parked again after a
+kill is in the file twice, with the same offset.
 """
 
 import json
@@ -17,13 +17,13 @@ from harvest_lib.process.durable_files import sync_folder
 
 
 class ParkedMessages:
-    """The file of a writer. Used by one thread."""
+    """The file of a writer's parked messages. A single thread uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, message: PipelineMessage, reason: str) -> None:
-        """Park a message, as it was before any transform."""
+        """Append a message, as it was before all transforms, with the reason of the failure. Raises OSError."""
         line = {
             "offset": message.offset,
             "namespace": message.namespace,
@@ -37,16 +37,16 @@ class ParkedMessages:
         try:
             size = os.fstat(handle).st_size
             if size and read_at(handle, 1, size - 1) != b"\n":
-                text = b"\n" + text  # ends a line that a full disk or a kill cut short
+                text = b"\n" + text  # ends a line that is incomplete after a full disk or a kill
             write_all(handle, text, size)
             os.fsync(handle)
         finally:
             os.close(handle)
         if not size:
-            sync_folder(self.path.parent)  # a new file's name has to be on the disk, too
+            sync_folder(self.path.parent)  # the name of a new file has to be durable too
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the parked messages, in order, each offset once."""
+        """Yield the parked messages in the order of the file, each offset once. Incomplete lines are left out."""
         seen: set[int] = set()
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -1,17 +1,19 @@
-"""A pipeline at work.
+"""A running pipeline: its states, its threads, and its stop.
 
     resuming ──► running ──► stopping ──► stopped
        └────────────────────────┘
 
-- *Resuming*: every writer gets the messages between its offset and the log's end, one at a time.
-- *Running*: once all have reached it the reader starts, from its last messages in the log; writers write in bulk.
-- *Stopping*: on request, or because something failed, or because a reader that ends has ended and all is written. The
-    reader stops first; then writers have until `shutdown_seconds` are over for the log's messages; then all is flushed.
+- *Resuming*: every writer gets the messages between its position and the log's end, individually.
+- *Running*: when all writers have reached the log's end, the reader starts, and continues after its last messages in
+  the log. Writers write in bulk.
+- *Stopping*: on request, after a failure, or when the reader has ended and all messages are written. The reader stops
+  first. Then writers may write the log's messages until `shutdown_seconds` have passed. Last, offsets are flushed.
 
-A failure while resuming stops the pipeline. So does a failure while running, unless the writer's `on_error`
-stops it alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
+A failure during resuming stops the pipeline. A failure during running stops the pipeline too, unless the setting
+`on_error` of the failed writer stops only that writer. The log then retains messages that this writer has not
+acknowledged, and the next start resumes the writer.
 
-A lost position whose evidence wears off is noted in the folder: each later start refuses to read.
+A lost position is noted in the folder if its evidence disappears with time. Each later start then refuses to read.
 """
 
 import logging
@@ -38,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _WRITERS_PART = 0.8
-"""Part of the shutdown time in which writers may begin bulks; the rest is for each last bulk, and to flush."""
+"""Fraction of the shutdown time in which writers may begin bulks. The rest is for the last bulks, and for flushing."""
 
 
 class PipelineState(Enum):
-    """States of a pipeline."""
+    """The state of a pipeline, as described in the module."""
 
     CREATED = "created"
     RESUMING = "resuming"
@@ -52,13 +54,13 @@ class PipelineState(Enum):
 
 
 class Pipeline:
-    """One pipeline, run once."""
+    """A pipeline that can be run once."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.state = PipelineState.CREATED
         self.name = declaration.name
         self.turned_at: float | None = None
-        """Time of the last check of its threads, in boot seconds."""
+        """Time at which the pipeline last checked its threads, in seconds since boot."""
         self._log: CommitLog | None = None
         self._declaration = declaration
         self._settings = declaration.settings
@@ -67,13 +69,14 @@ class Pipeline:
         self._told = False
         self._stopping = threading.Event()
         self.writers: Sequence[WriterThread] = ()
-        """Their state may be read from any thread."""
+        """The threads of the writers. Any thread may read their state."""
         self._reader: ReaderThread | None = None
         self._flusher: Flusher | None = None
         self._compactor: Compactor | None = None
 
     def stop(self) -> None:
-        """Request a stop, and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
+        """Request a stop, and return at once. It takes no lock, so that it may be repeated and called in a signal
+        handler."""
         self._told = True
 
     @property
@@ -82,17 +85,20 @@ class Pipeline:
         return self._log.end if self._log is not None else None
 
     def retained(self) -> "Sequence[Retained]":
-        """Return the retention of the logs that the reader reads. From any thread; does not wait."""
+        """Return the retention of the source's partitions (`Reader.retained`). Any thread may call it. It does not
+        block."""
         return self._reader.retained() if self._reader is not None else ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of the reader's slot, if there is one. From any thread; does not wait."""
+        """Return the state of the reader's replication slot, None without a slot. Any thread may call it. It does not
+        block."""
         return self._reader.slot_state() if self._reader is not None else None
 
     def run(self, *, resume_only: bool = False) -> None:
-        """Run until `stop`, or until a reader that ends has ended and all is written.
+        """Run until `stop`, or until the reader has ended and all messages are written.
 
-        With `resume_only` the reader never starts. Raises PipelineError, or another HarvestError that stopped it.
+        With `resume_only`, the pipeline stops after resuming, and the reader never starts. Raises the HarvestError that
+        stopped the pipeline, such as PipelineError.
         """
         left: Sequence[str] = ()
         try:
@@ -105,7 +111,7 @@ class Pipeline:
                     left = self._shut_down()
                     logs.abandoned = bool(left)
         except HarvestError:
-            self._report(left)  # an error of closing the logs does not hide the error that stopped it
+            self._report(left)  # an error of closing the logs must not hide the error that stopped the pipeline
             raise
         self._enter(PipelineState.STOPPED)
         self._report(left)
@@ -133,12 +139,13 @@ class Pipeline:
             writer.start()
 
     def _resumed(self) -> bool:
-        """Wait until all writers have reached the log's end; False if one fails, or after `stop`."""
+        """Wait until all writers have resumed. Return False if a writer or the flusher fails, or after `stop`."""
         self._await(lambda: all(each.resumed for each in self.writers) or self._some_failed())
         return all(each.resumed for each in self.writers) and not self._some_failed() and not self._told
 
     def _flow(self, logs: OpenLogs) -> None:
-        """Let the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
+        """Run the reader until it ends, or until the pipeline must stop. If the reader ended without a failure, wait
+        until the writers have written all messages."""
         lost_position.require_none(self._declaration.folder)
         self._enter(PipelineState.RUNNING)
         reader = self._reader = ReaderThread(
@@ -156,14 +163,14 @@ class Pipeline:
         self._compactor.start()
         self._await(lambda: not reader.at_work or self._must_stop())
         if reader.failure is not None:
-            lost_position.noted(self._declaration.folder, reader.failure)  # before writers take their time to end
+            lost_position.noted(self._declaration.folder, reader.failure)  # before the writers end, which may take long
         if reader.failure is None and not self._must_stop():
             for writer in self.writers:
                 writer.finish(None)
             self._await(lambda: not any(each.at_work for each in self.writers) or self._must_stop())
 
     def _shut_down(self) -> Sequence[str]:
-        """End the reader, then the writers; return the names of the threads that did not end in time."""
+        """Stop the reader, then the writers. Return the names of the threads that did not end in time."""
         self._stopping.set()
         self._enter(PipelineState.STOPPING)
         seconds, left = self._settings.shutdown_seconds, []
@@ -184,7 +191,7 @@ class Pipeline:
         return left
 
     def _report(self, left: Sequence[str]) -> None:
-        """Raise the error that stopped the pipeline, if any."""
+        """Raise the error that stopped the pipeline, or an error for threads in `left`, which did not end in time."""
         for each in (self._reader, *self.writers, self._flusher):
             if each is not None and each.failure is not None:
                 raise lost_position.noted(self._declaration.folder, each.failure)
@@ -214,7 +221,7 @@ class Pipeline:
         return min(each.progress.flushed for each in self.writers)
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds, or `stop`. Short waits let Python run signal handlers."""
+        """Wait until `condition` returns True, or until `stop`. Short waits let Python run signal handlers."""
         while not self._told:
             self.turned_at = boot_seconds()
             with self._changed:

@@ -1,9 +1,11 @@
-"""The thread of the reader: it appends messages to the commit log, and notifies the reader once all writers have them.
+"""The thread of the reader: it appends messages to the commit log, and confirms to the reader the messages that all
+writers have written.
 
 Promises
 - A batch is in the commit log before the next batch is requested.
-- The reader is notified of kept messages only once every writer's offsets are on the disk past them, and the log too.
-- The reader is at most `max_behind_messages` messages, and a batch, ahead of the slowest writer that is at work.
+- Messages are confirmed to the reader (`Reader.kept`) only when the offsets of every writer are flushed beyond them,
+  and the log is synced.
+- The reader is at most `max_behind_messages` messages and one batch ahead of the slowest running writer.
 """
 
 import logging
@@ -29,7 +31,7 @@ _TICK_SECONDS = 0.2
 
 
 class ReaderThread(PipelineThread):
-    """Reads until the reader ends, or `stopping` is set."""
+    """Thread that reads and appends until the reader ends or `stopping` is set."""
 
     def __init__(
         self,
@@ -43,11 +45,10 @@ class ReaderThread(PipelineThread):
         flushed: Callable[[], int],
         max_behind_messages: int,
     ) -> None:
-        """Prepare.
+        """`changed` is notified of appended messages, and wakes this thread when a writer has advanced.
 
-        `changed` is notified of appended messages too, and of writers that go on. `slowest` returns the position of the
-        slowest writer at work, None without a writer; `flushed` the offset up to which all writers' offsets are on the
-        disk. `message_cache` gets appended messages, for the writers.
+        `slowest` returns the position of the slowest running writer, None if no writer runs. `flushed` returns the
+        lowest flushed position of all writers. Appended messages are added to `message_cache`, from which writers read.
         """
         super().__init__("reader", changed=changed, otherwise="the reader failed")
         self._open = open_reader
@@ -63,27 +64,29 @@ class ReaderThread(PipelineThread):
         self._mark: tuple[int, Mapping[str, PipelineMessage]] | None = None
 
     def retained(self) -> "Sequence[Retained]":
-        """Return the retention of the logs that are read. From any thread; does not wait."""
+        """Return the retention of the source's partitions (`Reader.retained`). Any thread may call it. It does not
+        block."""
         reader = self._reader if self.at_work else None
         return reader.retained() if reader is not None else ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of the reader's slot, None without a slot. From any thread; does not wait."""
+        """Return the state of the reader's replication slot, None without a slot. Any thread may call it. It does not
+        block."""
         reader = self._reader if self.at_work else None
         return reader.slot_state() if reader is not None else None
 
     def close(self) -> None:
-        """Notify the reader of messages kept by now, and close it. For after the thread's end."""
+        """Confirm the messages that all writers have written, and close the reader. Call it after the thread's end."""
         if self._reader is None:
             return
         try:
             if self.failure is None:
                 self._tell(self._reader)
-        except Exception as error:  # noqa: BLE001 - it will be notified again; kept messages are kept
+        except Exception as error:  # noqa: BLE001 - the next start confirms again; written messages are not lost
             _log.warning("reader_not_told", extra={"reason": one_line(error)})
         try:
             self._reader.close()
-        except Exception as error:  # noqa: BLE001 - it does not hide the error that stopped the pipeline
+        except Exception as error:  # noqa: BLE001 - it must not hide the error that stopped the pipeline
             _log.warning("reader_not_closed", extra={"reason": one_line(error)})
 
     def _work(self) -> None:
@@ -117,8 +120,8 @@ class ReaderThread(PipelineThread):
             self._changed.notify_all()
 
     def _tell(self, reader: Reader) -> None:
-        """Notify the reader of kept messages, if there are new kept messages."""
-        # One mark at a time: however far behind a writer is, only one message of each namespace is remembered.
+        """Confirm messages to the reader if all writers have written messages that were not confirmed yet."""
+        # There is a single mark at a time. So only one message per namespace is stored, however slow a writer is.
         flushed = self._flushed()
         while True:
             if self._mark is None and self._log.end > self._told:

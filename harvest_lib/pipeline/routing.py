@@ -1,8 +1,9 @@
-"""Routing of the commit log's messages to a writer: by its filter, then its transforms.
+"""Routing of messages from the commit log to a writer: the writer's filter, then its transforms.
 
 Promises
 - A message that a writer does not get (another namespace, a NOOP, dropped, parked) counts as acknowledged.
-- A message that a transform fails at is parked durably before it counts so, or nothing from it on does.
+- If a transform fails for a message, the message is parked durably before it counts as acknowledged. Otherwise neither
+  this message nor any later message counts as acknowledged.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
 
 Park = Callable[[PipelineMessage, str], None]
-"""Parks a message permanently, with the reason."""
+"""A function that parks a message durably, with the reason."""
 
 
 class Routing:
-    """A writer's filter and transforms. Used by one thread. Caches the filter's result per namespace: there are few."""
+    """A writer's filter and transforms. A single thread uses it. The filter's result is cached per namespace, since
+    there are few namespaces."""
 
     def __init__(
         self,
@@ -29,28 +31,29 @@ class Routing:
         *,
         park: Park | None = None,
     ) -> None:
-        """`namespace` is a regular expression; raises ValueError for an invalid expression.
+        """`namespace` is the filter, a regular expression. Raises ValueError for an invalid expression.
 
-        `park` takes messages that transforms fail at; without it they stop the writer.
+        `park` is called for a message for which a transform fails. Without `park`, such a message stops the writer.
         """
         self._namespace = compiled(namespace)
         self._transforms = transforms
         self._park = park
-        # Custom transforms may change the inside of data: they get a copy.
+        # Custom transforms get a copy of the message, because they may modify objects inside its data.
         self._shares_data = all(is_ready(transform) for _, transform in transforms)
         self._wanted: dict[bytes, bool] = {}
 
     def wants(self, entry: LogEntry) -> bool:
-        """Return True if an entry passes the filter; it may still be dropped."""
+        """Return True if an entry passes the filter. A transform may still drop it."""
         return self._passes((entry.timestamp, entry.mode, entry.key))
 
     def as_it_is(self, run: MessageRun) -> LoggedMessages | None:
-        """Return the writer's messages of a run in memory; None if a transform needs each of them."""
+        """Return the messages of a run that pass the filter, unchanged; None if the writer has transforms, which need
+        each message as an object."""
         return None if self._transforms else run.selected(self._passes)
 
     def message(self, entry: LogEntry, run: MessageRun | None = None) -> PipelineMessage | None:
-        """Return the writer's message of an entry, of a run in memory or of the log; None if it gets no message. Raises
-        TransformFailed, and UnreadableEntry."""
+        """Return the message that the writer gets for an entry; None if it gets no message. `run` is the run in memory
+        that contains the entry, None if the entry was read from the log. Raises TransformFailed, UnreadableEntry."""
         if not self.wants(entry):
             return None
         in_memory = run if self._shares_data else None

@@ -1,6 +1,6 @@
-"""The settings of a pipeline that are no adaptor's, with their units and defaults. They check themselves.
+"""Models of a pipeline's settings, except those of adaptors, with units, defaults and validation.
 
-A file has durations and sizes with their unit (`1s`, `256MB`), and leaves `_seconds` and `_bytes` out of their names.
+In a file, durations and sizes have a unit (`1s`, `256MB`), and the names of settings lack `_seconds` and `_bytes`.
 """
 
 import re
@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 86_400.0
 
 def _seconds(value: object) -> object:
     if isinstance(value, float):
-        found = value  # from Python
+        found = value  # the model was created in Python, not from a file
     elif not isinstance(value, str):
         raise custom_error("is not a duration", SPELLING)
     else:
@@ -56,7 +56,7 @@ def _namespace(value: object) -> object:
 
 
 def name_complaint(name: str) -> str:
-    """Return the reason that a text cannot name a pipeline or a writer; empty for a valid name."""
+    """Return why a text is not valid as the name of a pipeline or a writer; an empty text for a valid name."""
     return "" if _NAME.fullmatch(name) else "is not a name: letters, digits, `_`, `-`, 64 at most, a letter first"
 
 
@@ -73,45 +73,48 @@ class CommitLogSettings(_Settings):
     """Settings of the commit log."""
 
     segment_bytes: Bytes = Field(default=1 << 30, alias="segment_size")
-    """A segment that has as many is closed, and another begun. Default 1 GiB."""
+    """Size of a segment, at most. A full segment is closed, and a new segment begins. Default 1 GiB."""
     sync_seconds: Seconds = Field(default=1.0, alias="sync")
-    """Time until appended messages are on the disk, even if the machine loses power. Default 1 s."""
+    """Time until appended messages are synced to the disk, so that they survive a loss of power. Default 1 s."""
     compact_seconds: Seconds = Field(default=60.0, alias="compact_every")
-    """Interval of compaction of the closed segments that every writer has passed; 0 for never. Default 1 min."""
+    """Interval of the compaction of closed segments, up to the position of the slowest writer; 0 for never. Default
+    1 min."""
 
 
 class PipelineSettings(_Settings):
     """Settings of a pipeline."""
 
     name: str = ""
-    """For operators. Default: the file's name."""
+    """Name of the pipeline for operators. Default: the file's name without its extension."""
     folder: Path
-    """Folder of commit log and offsets. A relative path begins at the file's folder."""
+    """Folder of the commit log and the offsets. A relative path starts at the folder of the file."""
     commit_log: CommitLogSettings = CommitLogSettings()
     flush_seconds: Seconds = Field(default=1.0, alias="flush_offsets")
-    """A kill may send a writer the messages of this time again. Default 1 s."""
+    """Interval of flushing the writers' offsets. After a kill, a writer may get the messages of this time again.
+    Default 1 s."""
     shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
-    """Time that writers have for messages in the log when the pipeline stops. Default 30 s."""
+    """Time limit for a stop, in which writers write messages that are in the log. Default 30 s."""
     max_behind_messages: int | None = Field(default=None, ge=1)
-    """The reader waits while it is this number of messages ahead of the slowest writer: after a kill they go singly.
-    Default: ten of the largest batches, at least 10,000."""
+    """The reader waits if it is more than this number of messages ahead of the slowest writer. It limits how many
+    messages a writer gets individually after a kill. Default: ten of the largest batches, at least 10,000."""
 
 
 class WriterSettings(_Settings):
-    """Settings of a writer, whatever it writes to."""
+    """Settings that every writer has, independent of its adaptor."""
 
     namespace: Filter = EVERYTHING
-    """Selects messages: this regular expression matches anywhere in the namespace. Default: all."""
+    """Filter: a regular expression that must match somewhere in the namespace of a message. Default: all messages."""
     transforms: list[Any] = []
-    """Transforms of each message before it is written."""
+    """Transforms that are applied, in order, to each message before it is written. Default: none."""
     on_error: Literal["stop", "stop_writer"] = "stop"
-    """Scope of a stop by a failed bulk: the pipeline, or this writer alone."""
+    """What a failed bulk stops: the pipeline (`stop`), or only this writer (`stop_writer`). Default: stop."""
     on_transform_error: Literal["stop", "park"] = "stop"
-    """Effect of a transform that fails: stop as a failed bulk does, or park its message in the folder."""
+    """What a failed transform does: it stops as a failed bulk does (`stop`), or its message is parked in the folder
+    (`park`). Default: stop."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
-    """Messages of the log per write, at most."""
+    """Messages of the log per write, at most. Default: 1,000."""
 
 
 def by_their_names_in_files(model: type[BaseModel]) -> list[str]:
-    """Return the names that a file has for a model's settings."""
+    """Return the names of a model's settings as they are in a file."""
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,17 +1,18 @@
-"""The error that a stopped pipeline raises, and its short form for logs."""
+"""The error that a stopped pipeline raises, and the short text of an error for logs."""
 
 from harvest_lib.errors import HarvestError, PipelineError
 
 
 def one_line(error: BaseException) -> str:
-    """Return cause and evidence of an error: the next step is left out."""
+    """Return cause and evidence of a HarvestError without its next step, or type and text of another error."""
     if isinstance(error, HarvestError):
         return "; ".join(filter(None, [error.cause, error.evidence]))
     return f"{type(error).__name__}: {error}"
 
 
 def stop_error(error: BaseException, otherwise: str) -> HarvestError:
-    """Return a HarvestError as it is; any other error, for example of an adaptor, with a next step."""
+    """Return a HarvestError unchanged. Return any other error, for example of an adaptor, wrapped in a PipelineError
+    with the cause `otherwise`."""
     if isinstance(error, HarvestError):
         return error
     wrapped = PipelineError(

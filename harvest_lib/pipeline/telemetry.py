@@ -1,4 +1,4 @@
-"""The numbers and the health of a pipeline, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
+"""Metrics and health of a pipeline, for `harvest_lib.telemetry.server.Listener` or for a custom registry."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ _STATUSES = ("reserved", "extended", "unreserved", "lost")
 
 
 class PipelineTelemetry:
-    """Waits for no server. The retention of topics that it reads is queried from Kafka beside, once a minute, and the
-    slot from Postgres."""
+    """Metrics and health of a pipeline. No method blocks on a server: a topic's retention (from Kafka) and the slot's
+    state (from Postgres) are queried in the background, at most once a minute."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -29,7 +29,7 @@ class PipelineTelemetry:
         self._watching = threading.Lock()
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the present values of the metrics."""
+        """Yield the present values of the pipeline's metrics."""
         pipeline, end, name = self._pipeline, self._pipeline.log_end, self._pipeline.name
         positions = self._positions()
         yield catalogue.PIPELINE_RUNNING, {(name,): float(pipeline.state is PipelineState.RUNNING)}
@@ -54,7 +54,8 @@ class PipelineTelemetry:
         )
 
     def live(self) -> Verdict:
-        """Return a healthy verdict if it takes turns, whatever the servers do."""
+        """Return a healthy verdict if the pipeline resumes or runs, and has checked its threads within the last minute.
+        The state of servers does not matter."""
         turned_at = self._pipeline.turned_at
         if self._pipeline.state not in _AT_WORK or turned_at is None:
             return Verdict(is_healthy=False, reason=f"it is {self._pipeline.state.value}")
@@ -63,7 +64,7 @@ class PipelineTelemetry:
         return Verdict(is_healthy=True, reason="it turns")
 
     def ready(self) -> Verdict:
-        """Return a healthy verdict if it runs or resumes, and no writer has failed."""
+        """Return a healthy verdict if the pipeline is live (`live`) and no writer has failed."""
         verdict = self.live()
         if not verdict.is_healthy:
             return verdict
@@ -73,9 +74,9 @@ class PipelineTelemetry:
         return Verdict(is_healthy=True, reason=f"it is {self._pipeline.state.value}")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict if each writer that is behind has gone on within a time.
+        """Return a healthy verdict if every writer that is behind the log has advanced in the last `within_seconds`.
 
-        A call measures no further back than the first call, so a listener calls every five seconds.
+        Time is measured from the first call on, so a listener calls this method every five seconds.
         """
         for name, (position, seconds) in self._stalled().items():
             if seconds >= within_seconds:
@@ -84,7 +85,7 @@ class PipelineTelemetry:
         return Verdict(is_healthy=True, reason="each writer goes on, or has everything")
 
     def _stalled(self) -> Mapping[str, tuple[int, float]]:
-        """Return the position of each writer, and for how many seconds it has stood there behind the log."""
+        """Return for each writer its position, and how many seconds it has been behind the log without advancing."""
         found, end, now = {}, self._pipeline.log_end, boot_seconds()
         with self._watching:
             for name, position in self._positions().items():
@@ -94,12 +95,12 @@ class PipelineTelemetry:
         return found
 
     def _positions(self) -> Mapping[str, int]:
-        """Return the first offset that each writer has not acknowledged."""
+        """Return for each writer the first offset that it has not acknowledged."""
         return {each.progress.name: each.progress.position for each in self._pipeline.writers}
 
 
 def _of_slot(pipeline: str, state: "SlotState") -> Iterator[Reading]:
-    """Yield the metrics of a slot; a size that there is not is left out."""
+    """Yield the metrics of a slot. A size that is None has no value."""
     label = (pipeline, state.slot)
     yield catalogue.PIPELINE_SLOT_STATUS, {(*label, each): float(each == state.status) for each in _STATUSES}
     for metric, size in (

@@ -1,10 +1,10 @@
-"""The threads of a pipeline, and the two interval threads: the flusher and the compactor.
+"""The base class of a pipeline's threads, and the two periodic threads: the flusher and the compactor.
 
 Promises
-- Appended messages and acknowledged offsets are on the disk at their intervals, whatever readers and writers wait for
-    meanwhile. A bulk may take a writer minutes; offsets acknowledged before are flushed in time.
-  - Compaction keeps messages in the log that any writer with offsets in the folder has not acknowledged. That includes
-    a writer that is not declared now: it may be again.
+- Appended messages and acknowledged offsets are synced at their intervals, even if the reader or a writer is blocked. A
+  bulk may take minutes; offsets that the writer acknowledged before it are flushed in time.
+- Compaction does not remove messages that a writer with offsets in the folder has not acknowledged. That includes a
+  writer that the declaration does not have at present: it may be declared again.
 """
 
 import logging
@@ -22,16 +22,17 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 _log = logging.getLogger(__name__)
 
 _TICKS_PER_INTERVAL = 5
-"""A flush is late by at most a tick."""
+"""Number of checks per flush interval. A flush is late by at most the time between two checks."""
 _LONGEST_TICK_SECONDS = 0.2
 _SHORTEST_TICK_SECONDS = 0.02
 
 
 class PipelineThread(ABC):
-    """Works until it is done or fails, and then notifies `changed`. Its first failure is for the pipeline to raise."""
+    """A thread that works until it is done or fails, and then notifies `changed`. Its first failure is stored in
+    `failure`, which the pipeline raises."""
 
     def __init__(self, name: str, *, changed: threading.Condition, otherwise: str) -> None:
-        """`otherwise` is the cause to report for an exception that is not a HarvestError."""
+        """`otherwise` is the cause that is reported for an exception that is not a HarvestError."""
         self.at_work = False
         self.failure: HarvestError | None = None
         self._changed = changed
@@ -43,12 +44,12 @@ class PipelineThread(ABC):
         self._thread.start()
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for its end; return True if it came in time."""
+        """Wait up to `seconds` (None: without limit) for the end of the thread; return True if it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def run(self) -> None:
-        """Work in the thread that calls."""
+        """Do the thread's work in the calling thread, until it is done or fails."""
         try:
             self._attempt(self._work, self._otherwise)
         finally:
@@ -59,7 +60,7 @@ class PipelineThread(ABC):
     def _attempt(self, step: Callable[[], None], otherwise: str) -> None:
         try:
             step()
-        except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
+        except BaseException as error:  # noqa: BLE001 - the pipeline reports it; SystemExit would be silent
             self._log_failure(error)
             self.failure = self.failure or stop_error(error, otherwise)
 
@@ -71,7 +72,7 @@ class PipelineThread(ABC):
 
 
 class _PeriodicThread(PipelineThread):
-    """Calls `act` every `interval_seconds` until it is stopped; never for an interval of 0."""
+    """A thread that calls `act` every `interval_seconds` until it is stopped. With an interval of 0 it never does."""
 
     def __init__(self, name: str, *, interval_seconds: float, changed: threading.Condition) -> None:
         super().__init__(name, changed=changed, otherwise="the pipeline's folder failed")
@@ -80,10 +81,10 @@ class _PeriodicThread(PipelineThread):
 
     @abstractmethod
     def act(self) -> None:
-        """Do the work that is due."""
+        """Do the work of one interval."""
 
     def stop(self) -> None:
-        """End the thread, and wait until it has finished its present work."""
+        """Request the thread to end, and wait until it has finished the present call of `act`."""
         self._stopping.set()
         self.join()
 
@@ -93,7 +94,7 @@ class _PeriodicThread(PipelineThread):
 
 
 class Flusher(_PeriodicThread):
-    """Flushes until it is stopped, or until it fails."""
+    """Thread that syncs the log and flushes the writers' offsets when they are due. It ends with its first failure."""
 
     def __init__(
         self, log: CommitLog, writers: Sequence[WriterProgress], *, flush_seconds: float, changed: threading.Condition
@@ -113,23 +114,24 @@ class Flusher(_PeriodicThread):
 
 
 class Compactor(_PeriodicThread):
-    """Compacts the commit log. A failed compaction does not stop the pipeline; a stop ends a compaction early."""
+    """Thread that compacts the commit log. A failed compaction does not stop the pipeline. A stop ends a compaction
+    early."""
 
     def __init__(
         self, declaration: Declaration, log: CommitLog, *, flushed: Callable[[], int], changed: threading.Condition
     ) -> None:
-        """`flushed` returns the offset up to which all declared writers' offsets are on the disk."""
+        """`flushed` returns the lowest flushed position of all declared writers."""
         super().__init__("compactor", interval_seconds=declaration.settings.commit_log.compact_seconds, changed=changed)
         self._declaration = declaration
         self._log = log
         self._flushed = flushed
 
     def act(self) -> None:
-        """Compact up to the earliest offset that a writer has yet to acknowledge."""
+        """Compact the log up to the lowest offset that a writer has not acknowledged on the disk."""
         try:
             up_to = min([self._flushed(), *undeclared_positions(self._declaration).values()])
             compacted = self._log.compact(up_to, going_on=lambda: not self._stopping.is_set())
-        except BaseException as error:  # noqa: BLE001 - of any kind: a later compaction may succeed
+        except BaseException as error:  # noqa: BLE001 - a later compaction may succeed
             self._log_failure(error)
         else:
             _log.debug("commit_log_compacted", extra={"what": str(compacted)})

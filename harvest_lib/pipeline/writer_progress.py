@@ -1,10 +1,10 @@
-"""One writer's way along the commit log: a message at a time to resume, in bulk from then on.
+"""Progress of a writer through the commit log: first, to resume, it writes messages individually, then in bulk.
 
 Promises
-- A message counts as acknowledged once its writer returned from it, or once it is known that the writer does not get
-    it; never before the messages that precede it in the log.
-  - If a bulk fails, none of its messages counts. If a transform fails at a message of it, the messages before are
-    written, and count.
+- A message counts as acknowledged when the writer has written it, or when it is certain that the writer does not get
+  it. A message is never acknowledged before the messages that precede it in the log.
+- If a bulk fails, none of its messages is acknowledged. If a transform fails for a message of a bulk, the messages
+  before that message are written and acknowledged.
 """
 
 import threading
@@ -26,7 +26,7 @@ from harvest_lib.pipeline.transforms import TransformFailed
 
 
 class WriterProgress:
-    """Used by one thread; other threads may read `position` and `flushed`, and flush."""
+    """Progress of a writer. A single thread uses it, but any thread may read `position` and `flushed`, and flush."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class WriterProgress:
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
-        """Begin at the position of the offsets. Raises OffsetBeyondLog where the log does not reach so far.
+        """Begin at the position in `offsets`. Raises OffsetBeyondLog if the log ends before this position.
 
-        `message_cache` has the messages appended last: a bulk of them is not read from the log.
+        `message_cache` has the messages that were appended last. A bulk of such messages is not read from the log.
         """
         self.name = name
         self._log = log
@@ -50,27 +50,28 @@ class WriterProgress:
         self._routing = routing
         self._message_cache = message_cache if message_cache is not None else MessageCache(log.end)
         self.bulk_messages = batch_messages
-        """Messages of a bulk, at most."""
+        """Maximum number of log entries per bulk."""
         self._flush_seconds = flush_seconds
         self._clock = clock
         offsets.check(log.end)
         self.position = offsets.position
-        """The first offset that is not acknowledged."""
+        """The first offset that is not acknowledged in memory."""
         self.flushed = offsets.position
-        """All before it would still be acknowledged after a kill."""
+        """The first offset that is not acknowledged on the disk: earlier offsets stay acknowledged after a kill."""
         self.missed = 0
-        """Offsets that were compacted or given up before this writer reached them; known once it resumed."""
+        """Number of messages that compaction removed, or an operator skipped, before this writer reached them. It is
+        complete after the resume."""
         self._flushed_at = clock()
         self._flushing = threading.Lock()
 
     def resume(self, writer: Writer, end: int) -> Iterator[PipelineMessage | None]:
-        """Write the messages before `end`, one at a time.
+        """Write the messages before offset `end` individually.
 
-        Yields each message once it is written, None for a message that the writer does not get. Raises PipelineError,
-        and stays at the message that was refused.
+        Yields each message after it is written, and None for a message that the writer does not get. Raises
+        PipelineError if a message is refused; the position stays before that message.
         """
         for entry in self._log.read(self.position, end):
-            self.missed += entry.offset - self.position  # offsets are left out where some were compacted, or given up
+            self.missed += entry.offset - self.position  # compacted and skipped messages leave gaps in the offsets
             message = self._message(entry)
             if message is not None:
                 self._write(writer, [message])
@@ -80,7 +81,8 @@ class WriterProgress:
         self.position = max(self.position, end)
 
     def bulk(self, writer: Writer, end: int) -> None:
-        """Write a batch of the messages before `end`. Raises PipelineError, and keeps its position."""
+        """Write the next bulk of messages before offset `end`. Raises PipelineError; the messages that were not written
+        are not acknowledged."""
         run = self._message_cache.run(self.position, end, self.bulk_messages)
         messages = None if run is None else self._routing.as_it_is(run)
         if run is None or messages is None:
@@ -91,7 +93,7 @@ class WriterProgress:
         self._acknowledge(run.newest, run.next)
 
     def _bulk_of_messages(self, writer: Writer, end: int, run: MessageRun | None) -> None:
-        """Write a batch of messages that are made singly, since they are decoded or a transform needs them."""
+        """Write a bulk that needs message objects: its entries are read from the log, or go through transforms."""
         entries = self._entries(end) if run is None else run.entries()
         messages: list[PipelineMessage] = []
         failure = None
@@ -111,7 +113,7 @@ class WriterProgress:
             raise failure
 
     def _entries(self, end: int) -> list[LogEntry]:
-        """Return the entries of a bulk, as the log has them."""
+        """Return the log entries of the next bulk, limited by number and bytes."""
         room, found = Room(self.bulk_messages, BULK_BYTES), []
         for entry in self._log.read(self.position, end):
             found.append(entry)
@@ -121,11 +123,11 @@ class WriterProgress:
 
     @property
     def whole_batches(self) -> int:
-        """Return the offset up to which the log has whole batches of the reader."""
+        """Return the offset before which the log has complete batches of the reader."""
         return self._message_cache.end
 
     def skip(self, offset: int) -> None:
-        """Count the next message as acknowledged, unsent. Raises PipelineError unless its offset is `offset`."""
+        """Acknowledge the next message without sending it. Raises PipelineError unless its offset is `offset`."""
         found = None
         if offset < self._log.end:
             found = next(
@@ -147,15 +149,15 @@ class WriterProgress:
         self._acknowledge({found.key: found.offset}, found.offset + 1)
 
     def flush(self) -> None:
-        """Flush acknowledged offsets, so that they stay so, whatever happens."""
+        """Flush acknowledged offsets to the disk, so that they survive a crash."""
         with self._flushing:
             position = self.position
-            self._offsets.flush()  # which has the log on the disk before
+            self._offsets.flush()  # it syncs the commit log before it writes
             self.flushed = position
             self._flushed_at = self._clock()
 
     def flush_if_due(self) -> None:
-        """Flush offsets that were acknowledged an interval ago."""
+        """Flush acknowledged offsets if the last flush was at least the flush interval ago."""
         if self.position != self.flushed and self._clock() - self._flushed_at >= self._flush_seconds:
             self.flush()
 

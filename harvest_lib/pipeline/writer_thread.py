@@ -1,11 +1,13 @@
-"""The thread of a writer: resume, then bulk, until nothing more comes and it has reached the log's end.
+"""The thread of a writer: it resumes, then writes in bulk, until `finish` is called and the log's end is reached.
 
-A database that was reached once and becomes unavailable is waited for; so is a database that reports an error that
-passes (a lock, a timeout, a full disk), also while it resumes. Each attempt has a writer of its own, so a new
-connection. A bulk that was refused a few times goes one message at a time: it may be too large. If the connection is
-lost again and again at a single message, though the server is up, that message is the cause, and stops the writer.
+If a database becomes unavailable after the writer has resumed, the thread waits and tries again. It does so also during
+the resume if the database reports a temporary error (a lock, a timeout, a full disk). Each attempt opens a new writer,
+with a new connection. A bulk that was refused three times may be too large: its messages are then written individually.
+If the connection is lost again and again at the same message, although the server runs, that message is considered the
+cause, and the writer stops.
 
-Acknowledged offsets are flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
+The thread flushes acknowledged offsets after the resume and at its end, also after an error. In between, `Flusher`
+flushes them.
 """
 
 import logging
@@ -28,13 +30,13 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.2
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _REFUSALS_OF_A_BULK = 3
-"""In a row, until its messages go alone."""
+"""Number of consecutive refusals of a bulk after which its messages are written individually."""
 _LOSSES_OF_A_MESSAGE = 8
-"""Connections lost in a row at one message, before the message counts as the cause."""
+"""Number of consecutive failures at a message after which a lost connection is blamed on the message."""
 
 
 class WriterThread(PipelineThread):
-    """Its state is read under `changed`, which it notifies of all changes."""
+    """Thread that runs a writer. Its state is read under `changed`, which the thread notifies after each change."""
 
     def __init__(
         self,
@@ -45,7 +47,8 @@ class WriterThread(PipelineThread):
         changed: threading.Condition,
         stopping: threading.Event,
     ) -> None:
-        """`stopping` ends a resume between two messages."""
+        """`writing` is the writer's progress. `open_writer` is called for each attempt. If `stopping` is set, a resume
+        ends after the present message."""
         super().__init__(
             f"writer {writing.name}",
             changed=changed,
@@ -53,17 +56,18 @@ class WriterThread(PipelineThread):
         )
         self.progress = writing
         self.resumed = False
-        """It stood at the end that the log had when the pipeline started."""
+        """True if the writer has acknowledged all messages that the log had when the resume began."""
         self._open = open_writer
         self._log = log
         self._stopping = stopping
         self._until: Deadline | None = None
         self._nothing_comes = False
         self._singly_until = 0
-        """The offset up to which messages go alone."""
+        """The offset before which messages are written individually."""
 
     def finish(self, deadline: Deadline | None) -> None:
-        """End at the log's end, or when the deadline has passed; returns at once. None: no limit."""
+        """Request the thread to end at the log's end, or when the deadline has passed (None: no deadline). Does not
+        wait."""
         with self._changed:
             self._until, self._nothing_comes = deadline, True
             self._changed.notify_all()
@@ -88,10 +92,10 @@ class WriterThread(PipelineThread):
                 answered = away is not None and postgres_causes.answered(away)
                 if not isinstance(away, DatabaseUnavailable) or not (self.resumed or answered):
                     raise
-                if self.progress.position > position:  # it was there since
+                if self.progress.position > position:  # the writer has advanced since the last failure
                     pause, position, refusals = _FIRST_PAUSE_SECONDS, self.progress.position, 0
                     _log.warning("writer_waits", extra={"writer": name, "at": position, "reason": one_line(away)})
-                # A server that opens no session reports no SQLSTATE: that is independent of the bulk.
+                # An error without SQLSTATE means that the server opened no session: the bulk is not the cause.
                 refused = answered and bool(postgres_causes.sqlstate(away))
                 refusals += refused or isinstance(away, LostWhileWriting)
                 if refusals > _LOSSES_OF_A_MESSAGE and self._goes_singly and isinstance(away, LostWhileWriting):
@@ -110,7 +114,7 @@ class WriterThread(PipelineThread):
         return self.progress.position < self._singly_until
 
     def _wait(self, seconds: float) -> bool:
-        """Wait before the next attempt; False if the time to write is over meanwhile."""
+        """Wait before the next attempt. Return False if the time for writing ends during the wait."""
         deadline = Deadline(seconds)
         with self._changed:
             while not self._is_over:
@@ -121,11 +125,11 @@ class WriterThread(PipelineThread):
 
     @property
     def _is_over(self) -> bool:
-        """True if the time to write has passed; a resume ends as soon as the pipeline stops."""
+        """True if the deadline for writing has passed, or if the pipeline stops during the resume."""
         return (self._until is not None and self._until.passed) or (not self.resumed and self._stopping.is_set())
 
     def _resume(self, writer: Writer) -> bool:
-        """Send the messages before the log's end, one at a time; False if the pipeline stops meanwhile."""
+        """Write the messages up to the log's present end individually. Return False if the pipeline stops first."""
         end, sent = self._log.end, 0
         for message in self.progress.resume(writer, end):
             sent += message is not None
@@ -143,7 +147,7 @@ class WriterThread(PipelineThread):
 
     def _bulk(self, writer: Writer) -> None:
         while True:
-            # A batch that is just being appended is waited for, and then is in memory as a whole.
+            # Wait until a batch is appended completely: then the whole batch is in memory.
             end = self._log.end if self._nothing_comes else self.progress.whole_batches
             if self.progress.position < end:
                 if self._until is not None and self._until.passed:

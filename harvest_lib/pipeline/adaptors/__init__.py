@@ -1,6 +1,7 @@
-"""Sources and destinations of pipelines. Packages add theirs by the entry point `harvest_lib.adaptors`.
+"""Sources and destinations of pipelines. A package adds its own through the entry point group `harvest_lib.adaptors`.
 
-An entry point leads to an `Adaptor`, and its name is the name that declarations use. A missing side is None.
+An entry point refers to an `Adaptor`. Pipeline declarations use the name of the entry point. `reads` or `writes` of an
+`Adaptor` is None if the adaptor does not read or does not write.
 
     [project.entry-points."harvest_lib.adaptors"]
     redis = "acme_pipelines.redis:ADAPTOR"
@@ -26,57 +27,64 @@ GROUP = "harvest_lib.adaptors"
 OURS: Mapping[str, str] = {
     name: f"harvest_lib.pipeline.adaptors.{name}:ADAPTOR" for name in ("file", "kafka", "outbox", "postgres", "stdout")
 }
-"""Declared as entry points too; here so that they are found where the library runs from its source."""
+"""The built-in adaptors. They are declared as entry points too. This list serves a library that runs from its source
+tree, where entry points are not installed."""
 
 
 class Reader(Protocol):
-    """Used by a single thread, except where noted. A class that inherits it needs `read` alone."""
+    """Reads messages from a source. One thread calls it, except where noted. A subclass has to define only `read`."""
 
     def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
-        """Yield batches of messages, an empty batch where nothing is ready, until everything was read or for ever.
+        """Yield batches of messages, and an empty batch if no message is ready. The iterator ends at the end of the
+        source; for a source that grows, it never ends.
 
-        `last` has the last message of each namespace that this reader sent before, as it stands in the commit log,
-        NOOPs included: it continues from there. A request for a batch confirms that the previous batch is in the log.
+        `last` maps each namespace to the last message (possibly a NOOP) that the commit log has from this reader. The
+        reader continues after these messages. A request for the next batch confirms that the previous batch is in the
+        log.
         """
         ...
 
     def kept(self, last: Mapping[str, PipelineMessage]) -> None:  # noqa: ARG002 - for readers that override it
-        """Note that all messages up to these have reached every writer, and may be forgotten at the source."""
+        """Note that every writer has written all messages up to `last` (by namespace). The source may drop them."""
         return
 
     def retained(self) -> "Sequence[Retained]":
-        """Return the state of each partition of a source that removes old messages, read or not. From any thread,
-        often; does not wait."""
+        """Return the state of each partition of a source that removes old messages even if they were not read.
+
+        Any thread may call it, and call it often. It does not block."""
         return ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of a replication slot, whose server keeps all changes that were not read; None without a
-        slot, or while it is not known. From any thread, often; does not wait."""
+        """Return the state of the reader's replication slot, for which the server retains all changes that were not
+        read. None if the reader has no slot, or if the state is not known yet.
+
+        Any thread may call it, and call it often. It does not block."""
         return None
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close all connections. Idempotent."""
         return
 
 
 class Writer(Protocol):
-    """Used by one thread. A class that inherits it gets a `close` that does nothing."""
+    """Writes messages to a destination. A single thread calls it. A subclass inherits a `close` that does nothing."""
 
     def write(self, messages: Sequence[PipelineMessage]) -> None:
-        """Write them in their order, and return once all of them are durable.
+        """Write the messages in order, and return when all of them are durable.
 
-        Raises if any of them was refused: the rest may be written. Writing a message again has no other effect than
-        writing it once, where the destination can recognize it.
+        Raises if the destination refused a message; the other messages may be written nevertheless. If the destination
+        can recognize a repeated message, writing it twice has the same effect as writing it once.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close all connections. Idempotent."""
         return
 
 
 class Options(BaseModel):
-    """The options of built-in adaptors. Unknown names are refused; an error never repeats a value: it may be secret."""
+    """Base class for the options of built-in adaptors. Unknown options are refused. An error never shows the value of
+    an option, because the value may be secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -86,9 +94,10 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side(Generic[Made_co]):
-    """One of the two sides of an adaptor: the options, a model that checks itself, and their reader or writer.
+    """The reading or the writing side of an adaptor. `options` is the model that validates its options.
 
-    Making connects to nothing yet, so that a declaration can be checked anywhere.
+    `make` returns a reader or writer for valid options. It opens no connection, so that a declaration can be checked on
+    a machine that does not reach the source or destination.
     """
 
     options: type[BaseModel]
@@ -97,7 +106,7 @@ class Side(Generic[Made_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptor:
-    """A kind of source, of destination, or of both. `summary` describes it in a line."""
+    """A kind of source, of destination, or of both. `summary` is a description in one line."""
 
     summary: str
     reads: Side[Reader] | None = None
@@ -165,7 +174,7 @@ def _side(name: str, verb: str, side_of: Callable[[Adaptor], Side[Made_co] | Non
 
 
 def _places() -> Mapping[str, Sequence[str]]:
-    """Return the targets of each name, as entry points spell them."""
+    """Return the targets (`module:attribute`) that are declared for each name of an adaptor, sorted."""
     places = {name: {place} for name, place in OURS.items()}
     for each in entry_points(group=GROUP):
         places.setdefault(each.name, set()).add(each.value)

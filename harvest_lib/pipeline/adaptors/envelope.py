@@ -1,9 +1,9 @@
-"""Messages as JSON, for destinations that take bytes: whole, or their data alone.
+"""Messages as JSON, for destinations that take bytes: a whole message (`envelope`), or only its data (`data`).
 
     envelope   {"op":"update","timestamp":1356999300000,"namespace":"public.flights","data":{"id":1}}
     data       {"id":1}
 
-Data is extended JSON, so an envelope is read back as the same message.
+Data is extended JSON, so that decoding an envelope returns the same message.
 """
 
 import json
@@ -23,17 +23,17 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 Content: TypeAlias = Literal["envelope", "data"]
 
 JoinedEncodings: TypeAlias = "tuple[Pieces, Array[c_int32]]"
-"""Encodings of the messages of a batch, and the kind of each."""
+"""The encoded messages of a batch, and for each message the number of its kind."""
 
 _OPS = {each.name.lower(): each for each in Op}
 _TIMESTAMPS = 1 << 64
 _SURROGATES = re.compile("[\ud800-\udfff]")
-"""Halves of characters, which JSON may have and UTF-8 has not."""
+"""Surrogates (halves of a character). JSON can contain a lone surrogate, UTF-8 cannot."""
 _NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
 def encode(message: PipelineMessage, content: Content) -> bytes:
-    """Return a message as a line of JSON, without its end. Raises MessageRefused."""
+    """Return a message as a line of JSON, without the line feed. Raises MessageRefused."""
     data = dumps(message.data)
     if content == "data":
         if message.op in {Op.DELETE, Op.COMMAND}:
@@ -59,8 +59,8 @@ def encode_all(messages: Sequence[PipelineMessage], content: Content) -> list[by
 def encode_joined(
     messages: Sequence[PipelineMessage], content: Content, end: bytes = b""
 ) -> "list[JoinedEncodings] | None":
-    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None if the encoding needs single
-    messages."""
+    """Return the encodings of `encode_all`, each followed by `end`, batch by batch; None if the messages are not in
+    encoded batches, or have to be encoded individually."""
     if not isinstance(messages, LoggedMessages) or messages.joined is None:
         return None
     if content == "data" and any(map(_needs_its_op, messages.kinds)):
@@ -76,7 +76,8 @@ def encode_joined(
 
 
 def wrapped(part: "tuple[JoinedMessages, int, int]", around: Mapping[Head, Wrapping]) -> JoinedEncodings:
-    """Return the messages of a batch in the wrappings of their heads; messages without a wrapping are left out."""
+    """Return each message of a batch (or of a range in it) inside the wrapping that `around` has for its head. A
+    message whose head has no wrapping is left out."""
     batch, begin, end = part
     return batch.rows.wrapped(begin, end, [around.get(head) for head in batch.table])
 
@@ -95,7 +96,8 @@ def _quoted(namespace: str) -> bytes:
 
 
 def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> PipelineMessage:
-    """Return the message of a line; bare data gets `timestamp` and `namespace`. Raises MessageRefused."""
+    """Return the message in a line of JSON. A line of bare data becomes an insert with `timestamp` and `namespace`.
+    Raises MessageRefused."""
     data = loads(text)
     if content == "data":
         return PipelineMessage(Op.INSERT, timestamp, namespace, data)

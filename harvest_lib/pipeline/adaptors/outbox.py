@@ -1,18 +1,18 @@
-"""`outbox`: the records of the native outbox table, read by a subscription of the pipeline's own.
+"""`outbox`: the records of the native outbox table, read through a subscription that belongs to the pipeline.
 
-A record is an insert under its topic: `{"id": 7, "key": "…", "value": "…", "headers": [["name", "value"]]}`; the value
-is bytes where the column is.
+Each record becomes an insert in the namespace of its topic, with the data
+`{"id": 7, "key": "…", "value": "…", "headers": [["name", "value"]]}`. The value is bytes if the column is `bytea`.
 
     NOOP  outbox/SUBSCRIPTION  {"generation": …, "number": …, "delivered": …, "position": {…}}
 
 Promises
-- The promises of the snapshot source: nothing is skipped, a key's records come in the order of their commits (if
-  writers lock the key), and returned records were on disk before. Rows are only read.
-- Retention keeps records until all writers have them: the subscription's checkpoint is written in `kept`, not earlier.
-- If two readers share a subscription, the later reader deposes the earlier, which stops.
-- A subscription that is rewound (`harvest subscriptions rewind`) continues there when the pipeline is next started. A
-  subscription with a filter yields the records that match; one with a last snapshot ends at that snapshot.
-- A subscription that was removed is an error: nothing was kept for it since.
+- The promises of the snapshot source hold: no record is skipped, records of a key come in the order of their commits
+  (if writers lock the key), and a record is on disk before it is returned. The reader does not change rows.
+- Retention keeps records until all writers have written them: only `kept` writes the subscription's checkpoint.
+- If two readers share a subscription, the later reader deposes the earlier reader, which stops with an error.
+- After `harvest subscriptions rewind`, the pipeline continues at the new position when it is next started. If the
+  subscription has a filter, only matching records are read. If it has a last snapshot, reading ends there.
+- A removed subscription is an error: since the removal, retention may have dropped records that were not read.
 """
 
 import logging
@@ -48,14 +48,14 @@ _IS_THERE = "SELECT EXISTS (SELECT FROM {} WHERE subscription = %s)"
 
 _INSERT, _NOOP = BYTES[Mode.SYNC, Op.INSERT], BYTES[Mode.SYNC, Op.NOOP]
 _PARTS = {"id": ID, "key": KEY, "value": VALUE}
-"""Fields of a message that are parts of a row as they are."""
+"""Fields of a message whose value is a column of the row without any change, and the index of that column."""
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.05
 _AWAY_SECONDS = 0.5
 
 
 class OutboxReading(Options):
-    """A subscription to an outbox."""
+    """The options of reading an outbox through a subscription."""
 
     data_source: DataSource
     """The Postgres server and database, as in `dataSource`."""
@@ -64,7 +64,7 @@ class OutboxReading(Options):
     """The native outbox table. Default: outbox."""
 
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
-    """Its name, made if it is not there: then it has all records from the beginning."""
+    """Name of the subscription. A missing subscription is created, and reads all records from the beginning."""
 
     batch_rows: int = Field(default=5_000, ge=1, le=100_000)
     """Records in a batch, at most. Default: 5,000."""
@@ -97,7 +97,7 @@ class OutboxReader(Reader):
                 position = source.open(position) if waits else position
                 page = source.read(self._options.batch_rows)
                 waits = False
-            except DatabaseUnavailable as error:  # it comes back by itself
+            except DatabaseUnavailable as error:  # the database is expected to come back without an operator
                 if not waits:
                     _log.warning(
                         "reader_waits", extra={"subscription": self._options.subscription, "reason": error.evidence}
@@ -115,12 +115,12 @@ class OutboxReader(Reader):
             yield messages_of(page.rows, unix_ms(), self._namespace, place)
 
     def kept(self, last: Mapping[str, PipelineMessage]) -> None:
-        """See `Reader`. Raises CheckpointError if another reads by the subscription, or it was moved."""
+        """See `Reader`. Raises CheckpointError if another reader uses the subscription, or if it was rewound."""
         place = last.get(self._namespace)
         if place is None or self._source is None or self._checkpoints is None:
             return
         if place.data["generation"] != self._generation or place.data["number"] <= self._saved:
-            return  # of before the subscription was rewound, or saved already
+            return  # the position is older than the rewind of the subscription, or is saved already
         low_watermark, hold = self._source.retention_bounds(place.data["position"])
         try:
             checkpoint = OutboxCheckpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
@@ -180,7 +180,8 @@ class OutboxReader(Reader):
             )
 
     def _newer(self, checkpoint: OutboxCheckpoint, logged: Mapping[str, Any]) -> OutboxCheckpoint:
-        """Return the checkpoint to go on from: the log is ahead of the subscription, unless that was rewound since."""
+        """Return the checkpoint to continue from: the log's, or the subscription's if the subscription was rewound
+        after the log was written. Raises CheckpointError if they belong to different subscriptions."""
         if checkpoint.generation > logged["generation"]:
             return checkpoint
         if checkpoint.generation < logged["generation"] or checkpoint.number > logged["number"]:
@@ -197,8 +198,10 @@ class OutboxReader(Reader):
 def messages_of(
     rows: Sequence[Row], timestamp: int, namespace: str, place: Mapping[str, Any]
 ) -> "JoinedMessages | OutboxMessages":
-    """Return a page of records, an insert each, and a NOOP with their position: encoded in C if that is in use and
-    understands all of them. `place` is the data of the NOOP, and `namespace` its own."""
+    """Return an insert for each record of a page, followed by a NOOP with the position after the page.
+
+    `place` is the data of the NOOP, `namespace` its namespace. The messages are encoded in C if the native library is
+    in use and can encode all rows, else in Python."""
     found = encode(rows, dumps(place)) if isinstance(rows, NativeRows) else None
     if found is None:
         return OutboxMessages(list(rows), timestamp, namespace, place)
@@ -208,7 +211,7 @@ def messages_of(
 
 
 class OutboxMessages(EncodedMessages):
-    """The page of `messages_of`, encoded in Python."""
+    """The messages that `messages_of` returns, encoded in Python."""
 
     __slots__ = ("_place", "_rows")
 
@@ -241,7 +244,7 @@ def _data(row: Row) -> Mapping[str, Any]:
 
 
 def _encoded(rows: Sequence[Row]) -> Iterator[bytes]:
-    """Yield the data of each row as `dumps` encodes it."""
+    """Yield the data of each row, encoded exactly as `dumps` encodes it."""
     for row in rows:
         record_id, _, key, value, names, contents = row
         try:

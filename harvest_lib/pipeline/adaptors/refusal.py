@@ -1,4 +1,5 @@
-"""The errors of a bulk that its destination did not take. One message is blamed only where no other can be to blame."""
+"""Errors for a bulk of messages that the destination refused. An error blames a single message only if no other
+message can be the cause."""
 
 from collections.abc import Sequence
 
@@ -6,13 +7,16 @@ from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 
 
 class LostWhileWriting(DatabaseUnavailable):
-    """An established connection was lost while messages were written: an outage, or a message that ended it."""
+    """A connection was lost while messages were written. The cause is an outage, or a message that makes the server end
+    the connection."""
 
 
 def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:
-    """Return the error. `offsets` lists all messages that may be to blame, `remedy` makes them fit.
+    """Return the error for a bulk that `by` refused. `offsets` are the offsets of all messages that may be the cause.
+    `remedy` is the advice that makes such a message acceptable.
 
-    Only for a single message it advises to acknowledge without sending: that would skip a good message among several.
+    The error advises to acknowledge without sending only if there is a single such message. Among several messages,
+    that advice would skip good messages.
     """
     first, last = offsets[0], offsets[-1]
     if len(offsets) == 1:

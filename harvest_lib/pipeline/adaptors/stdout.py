@@ -1,4 +1,4 @@
-"""`stdout`: messages as lines of JSON, for looking and for other programs."""
+"""`stdout`: messages as lines of JSON on the standard output, for a person or for another program."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class StdoutWriting(Options):
 
 
 class StdoutWriter(Writer):
-    """`Writer` to the standard output. The result in the next program is not known here."""
+    """`Writer` to the standard output. It does not learn whether the program that reads the output succeeds."""
 
     def __init__(self, options: StdoutWriting) -> None:
         self._content = options.content

@@ -1,23 +1,23 @@
-"""The commit log: the messages of a pipeline's reader, in order, on the disk.
+"""The commit log: files with the messages of a pipeline's reader, in order.
 
     folder/
-      log.json                        the segments, and the version of the format
-      lock                            of the process that writes it
-      00000000000000000000.0.log      a segment: entries and nothing else; named by the offset it began with
-      00000000000000000000.0.index    offsets and checksum of each block of it
+      log.json                        the list of segments, and the version of the format
+      lock                            locked by the process that writes the log
+      00000000000000000000.0.log      a segment: only entries; its name is its first offset and its generation
+      00000000000000000000.0.index    the segment's index: offsets and checksum of each block
 
 Promises
-- Entries are readable and outlive the process once `append` has returned. Synced entries outlive the machine.
-- Entries not written whole are cut off when the log is opened, and `repaired` has the cuts; they are never read.
-- Damaged entries are never read either: a reader gets an error with file and byte; an operator may `skip` them.
-- Compaction keeps each offset and the newest entry of each key, takes effect at one moment, and blocks no reader.
-- An error leaves the log as it was, but for whole entries at its end.
+- When `append` has returned, its entries are readable and survive the process. Synced entries survive the machine.
+- Incomplete entries are never returned. Opening the log truncates them, and `repaired` lists what was cut off.
+- Damaged entries are never returned. A reader gets an error with file and byte. An operator may `skip` the entries.
+- Compaction changes no offset and retains the newest entry of each key. It is atomic, and does not block readers.
+- After an error, the log is as before, except for complete entries that were added at its end.
 
-When it is synced: every `sync_seconds` (1 by default) while something is appended, when a segment is closed, when the
-log is, and on request. A caller that keeps an offset elsewhere syncs first: an offset that outlives its entry would
-stand for another later.
+The log is synced every `sync_seconds` (1 by default) during appends, when a segment or the log is closed, and on
+request. A caller that stores an offset elsewhere must sync the log first. Otherwise the entry may be lost in a crash,
+and the stored offset would later refer to another entry.
 
-It handles bytes only. For the format of entries see `entry`, for the index `index`.
+The log stores bytes. The modules `entry` and `index` define the formats.
 """
 
 from harvest_lib.pipeline.commit_log.compaction import Compacted

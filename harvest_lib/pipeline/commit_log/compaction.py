@@ -1,4 +1,4 @@
-"""Compaction of a closed segment: a new segment is written beside it, and replaces it once it is on the disk."""
+"""Compaction of a closed segment: a smaller segment is written and synced, then it replaces the closed segment."""
 
 import os
 from bisect import bisect_left
@@ -14,20 +14,21 @@ from harvest_lib.pipeline.commit_log.segment import LogSegment, SegmentWriter
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     segments: int
-    """Segments that it rewrote or removed."""
+    """Number of segments that the compaction rewrote or removed."""
     freed_bytes: int
 
 
 class CompactionStopped(Exception):
-    """Compaction was told to stop."""
+    """Raised inside a compaction to end it early, because `going_on` returned False."""
 
 
 def smaller(segment: LogSegment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> LogSegment | None:
-    """Write the rest of a segment; leave out the entries below `up_to` except the `kept` entries, ascending.
+    """Copy a segment without the entries before offset `up_to`, but with the entries whose offset is in `kept`
+    (ascending).
 
-    Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
-    nothing to leave out. Raises LogDamaged, OSError, and CompactionStopped once `going_on` returns False; then nothing
-    is left behind.
+    Returns the new segment, which is synced; it has no blocks and no files if no entry remains. Returns None if no
+    entry can be left out. Raises LogDamaged, OSError, and CompactionStopped if `going_on` returns False. After an
+    error there are no new files.
     """
     with ExitStack() as held:
         left: list[list[LogEntry]] = []
@@ -71,7 +72,7 @@ def _while(going_on: Callable[[], bool], blocks: Iterable[Block]) -> Iterator[Bl
 
 
 def remove(segment: LogSegment) -> None:
-    """Remove its files, as far as that can be done."""
+    """Remove the files of a segment. Errors are ignored."""
     for path in (segment.path, segment.index):
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -1,15 +1,15 @@
-"""The format of an entry, in a commit log and in an offset log. All numbers are big-endian and without sign.
+"""The format of an entry, in a commit log and in an offset log. All numbers are big-endian and unsigned.
 
     offset           8 bytes
-    message length   4 bytes   of all from the key length to the end
-    timestamp        8 bytes
+    message length   4 bytes   number of bytes from the key length to the end of the entry
+    timestamp        8 bytes   milliseconds since 1970
     mode             1 byte    bits 0 - 1: Copy 0, Sync 1, Complete 2; bits 2 - 4: the op
     key length       4 bytes
-    key              that many
+    key              as many bytes as the key length
     data length      4 bytes
-    data             that many
+    data             as many bytes as the data length
 
-There is nothing between entries. Pure: bytes in, bytes out.
+Entries follow each other without separators. The module is pure: bytes in, bytes out.
 """
 
 import struct
@@ -21,14 +21,14 @@ from typing import NamedTuple
 from harvest_lib.errors import EntryRefused
 
 Unnumbered = tuple[int, int, bytes, bytes]
-"""An entry that has no offset yet: timestamp, mode byte, key, value."""
+"""An entry without an offset: timestamp, mode byte, key, value."""
 
 _HEAD = struct.Struct(">QIQBI")
 _LENGTH = struct.Struct(">I")
 _LENGTHS_BYTES = 2 * _LENGTH.size
 _BEFORE_MESSAGE_BYTES = struct.Struct(">QIQB").size
 FIXED_BYTES = _BEFORE_MESSAGE_BYTES + _LENGTHS_BYTES
-"""Size of an entry beside its key and its data."""
+"""Size of an entry without its key and its data, in bytes."""
 
 _MODE_BITS = 2
 _HIGHEST_MODE = 3
@@ -40,13 +40,13 @@ class LogEntry(NamedTuple):
     offset: int
     timestamp: int
     mode: int
-    """The byte; `parts_of` takes it apart."""
+    """The mode byte; `parts_of` returns the mode and the op in it."""
     key: bytes
     value: bytes
 
 
 class Malformed(ValueError):
-    """Bytes that are no entry, at byte `at`."""
+    """The bytes at byte `at` are not a valid entry."""
 
     def __init__(self, at: int, why: str) -> None:
         self.at = at
@@ -54,13 +54,13 @@ class Malformed(ValueError):
 
 
 class Packed(NamedTuple):
-    """Entries as bytes."""
+    """Consecutive entries as bytes."""
 
     data: bytes
     first: int
-    """The offset of the first of them."""
+    """The offset of the first entry."""
     next: int
-    """The offset after the last."""
+    """The offset after the last entry."""
     newest: dict[bytes, int]
     """The last offset of each key."""
 
@@ -76,17 +76,17 @@ def parts_of(mode: int) -> tuple[int, int]:
 
 
 class Packable(ABC):
-    """Entries that are packed in a way of their own."""
+    """Base class of entries that provide their own `Packing`."""
 
     __slots__ = ()
 
     @abstractmethod
     def packing(self, offset: int) -> "Packing":
-        """Return the packing that numbers and packs them, from `offset`."""
+        """Return the `Packing` that packs the entries, with ascending offsets from `offset` on."""
 
 
 class _Packers(dict[int, Callable[..., bytes]]):
-    """Functions, by the length of a key, that pack all of an entry but its data."""
+    """Cache of functions, by the length of a key. The function packs an entry without its data."""
 
     def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
         if len(self) >= _PACKERS_KEPT:
@@ -99,7 +99,7 @@ _packers = _Packers()
 
 
 def pack(entries: Iterable[LogEntry]) -> bytes:
-    """Return them as bytes, under the offsets they have. Raises EntryRefused."""
+    """Return entries as bytes, with their own offsets. Raises EntryRefused."""
     parts: list[bytes] = []
     for offset, timestamp, mode, key, value in entries:
         parts.append(Packing([(timestamp, mode, key, value)], offset).take(None).data)
@@ -107,19 +107,20 @@ def pack(entries: Iterable[LogEntry]) -> bytes:
 
 
 class Packing:
-    """Numbers entries and packs them, as many at a time as there is room for."""
+    """Gives offsets to entries, and packs as many at a time as fit into a limit."""
 
     def __init__(self, entries: Iterable[Unnumbered], offset: int) -> None:
-        """The first entry gets `offset`."""
+        """`offset` is the offset of the first entry."""
         self._entries = iter(entries)
         self._held: Unnumbered | None = None
         self._offset = offset
 
     def take(self, most_bytes: int | None) -> Packed:
-        """Return the next entries, at most `most_bytes`; with None, a single entry of any size.
+        """Pack as many of the next entries as fit into `most_bytes`; with None, a single entry of any size.
 
-        An entry that does not fit is held for the next call: without any, there was no room for it, or `done`. Raises
-        EntryRefused, and errors of the entries as they come; entries before it in the same call are not packed then.
+        An entry that does not fit is packed by the next call. The result is empty if the next entry does not fit, or if
+        no entries are left (`done`). Raises EntryRefused, and errors of the iterator of entries; the entries that this
+        call has taken are not packed then.
         """
         room = 0 if most_bytes is None else most_bytes
         parts: list[bytes] = []
@@ -150,7 +151,7 @@ class Packing:
 
     @property
     def done(self) -> bool:
-        """Return True if nothing is left. Raises errors of the entries as they come."""
+        """Return True if no entries are left. Raises errors of the iterator of entries."""
         if self._held is None:
             self._held = next(self._entries, None)
         return self._held is None
@@ -163,9 +164,9 @@ class Packing:
 
 
 def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
-    """Return the entries from offset `begin` on.
+    """Return the entries in `data` from offset `begin` on.
 
-    Raises Malformed for bytes that are no entry, and for an offset that is not ascending or not below `end`.
+    Raises Malformed for bytes that are not an entry, and for an offset that is not ascending or not below `end`.
     """
     entries: list[LogEntry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from
@@ -191,8 +192,8 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
 
 
 def whole_entries(data: bytes) -> int:
-    """Return the number of bytes in whole entries, going by their lengths only; the length of the first if that is
-    more than there are."""
+    """Return the number of bytes that complete entries take at the start of `data`, according to their lengths. If the
+    first entry is incomplete, return its full length, which is larger than `data`."""
     at, size = 0, len(data)
     while at + FIXED_BYTES <= size:
         end = at + _BEFORE_MESSAGE_BYTES + _HEAD.unpack_from(data, at)[1]

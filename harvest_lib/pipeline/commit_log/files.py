@@ -1,4 +1,5 @@
-"""Operations on files: on the disk whole or not at all, and with errors that name a remedy."""
+"""File operations of the commit log: names of files, complete reads and writes, atomic replacement, errors with a
+remedy."""
 
 import errno
 import os
@@ -31,19 +32,20 @@ def index_path(folder: Path, base: int, generation: int) -> Path:
 
 
 def segment_files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return all files of segments with base and generation."""
+    """Return the paths of all segment files (entries and indexes), each with its base offset and its generation."""
     found = {path: _SEGMENT.fullmatch(path.name) for path in folder.iterdir()}
     return {path: (int(matched[1]), int(matched[2])) for path, matched in found.items() if matched}
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """Return files that were to replace other files, and never did."""
+    """Return the temporary files of replacements that did not finish."""
     return [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
 
 
 @contextmanager
 def writing(what: Path, doing: str) -> Iterator[None]:
-    """Turn errors of the disk into LogUnwritable, with the action that failed and a remedy."""
+    """Convert an OSError in the block to LogUnwritable with a remedy. `doing` names the action that failed, `what` the
+    file if the error has none."""
     try:
         yield
     except OSError as error:
@@ -55,7 +57,7 @@ def writing(what: Path, doing: str) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: OSError) -> LogError:
-    """Return the error of a file that cannot be read as it is."""
+    """Return the LogError for a file that could not be read because of `error`."""
     return LogError(
         "the log cannot be read",
         evidence=f"{path}: {error.strerror}",
@@ -64,18 +66,18 @@ def unreadable(path: Path, error: OSError) -> LogError:
 
 
 def write_all(handle: int, data: bytes, at: int) -> None:
-    """Write all of it at that byte. Raises OSError, with part of it written perhaps."""
+    """Write all of `data` at byte `at` of a file. Raises OSError; a part may be written then."""
     written = os.pwrite(handle, data, at)
     while written < len(data):
         written += os.pwrite(handle, memoryview(data)[written:], at + written)
 
 
 def read_at(handle: int, size: int, at: int) -> bytes:
-    """Return `size` bytes, fewer where the file ends."""
+    """Return `size` bytes from byte `at` of a file; fewer bytes if the file ends before."""
     data = os.pread(handle, size, at)
     if len(data) == size or not data:
         return data
-    parts = [data]  # a call reads 2 GiB at most
+    parts = [data]  # a system call reads at most 2 GiB
     while data and sum(map(len, parts)) < size:
         data = os.pread(handle, size - sum(map(len, parts)), at + sum(map(len, parts)))
         parts.append(data)
@@ -83,7 +85,8 @@ def read_at(handle: int, size: int, at: int) -> bytes:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file: it has the new or the old content, whole, whatever happens. Raises OSError."""
+    """Replace the content of a file atomically and durably: after a crash, it has the old or the new content. Raises
+    OSError."""
     beside = path.with_name(f"{path.name}.new")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

@@ -1,24 +1,24 @@
-"""The format of the index beside a segment: offsets and checksum of each block of it. All numbers are big-endian.
+"""The format of a segment's index: offsets and checksum of each block in the segment. All numbers are big-endian.
 
     magic            4 bytes   c7 4c 49 78
-    record length    4 bytes   of all of the record
+    record length    4 bytes   of the whole record
     kind             1 byte    0 entries, 1 mark, 2 passed over
     position         8 bytes   the byte of the segment where the block begins
-    length           8 bytes   of the block
-    first offset     8 bytes
-    next offset      8 bytes   after the block's last
+    length           8 bytes   of the block; in a mark, of the synced part of the segment
+    first offset     8 bytes   of the block
+    next offset      8 bytes   after the last entry of the block
     checksum         4 bytes   CRC-32 of the block
-    keys             4 bytes   how many follow:
+    keys             4 bytes   number of keys that follow, each with:
       offset         8 bytes   of the key's newest entry
       key length     4 bytes
-      key            that many
-    record checksum  4 bytes   CRC-32 of all of the record before it
+      key            as many bytes as the key length
+    record checksum  4 bytes   CRC-32 of the record up to here
 
-Records are only ever added. A record at the same position as the record before replaces it: the block grew. A mark
-confirms that all before byte `length` of the segment was on the disk when it was written, and the index up to there
-too: wrong bytes before a mark are damage, wrong bytes after the last mark may just not have been written in time.
+Records are only appended. If a record has the same position as the record before it, the block has grown, and the later
+record is valid. A mark confirms that the first `length` bytes of the segment, and the index before the mark, are on the
+disk. So wrong bytes before a mark are damage. Wrong bytes after the last mark may be writes that a crash cut short.
 
-Pure: bytes in, bytes out.
+The module is pure: bytes in, bytes out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,20 +34,20 @@ _CHECKSUM = Struct(">I")
 
 
 class IndexRecordKind(IntEnum):
-    """Kind of a record, which is the state of its block."""
+    """Kind of a record in the index, and state of its block."""
 
     ENTRIES = 0
-    """It holds entries, by this checksum."""
+    """The block has entries with the checksum of the record."""
     MARK = 1
-    """No block: all before was on the disk."""
+    """A mark: it has no block, and confirms that everything before it is on the disk."""
     PASSED_OVER = 2
-    """It is damaged, and an operator decided to go on without it."""
+    """The block is damaged, and an operator decided to skip it."""
     LOST = 3
-    """Never written: the index is damaged, and has no checksum of this part of the segment."""
+    """The index is damaged, and has no checksum for the block. This kind is never written to a file."""
 
 
 class Block(NamedTuple):
-    """A part of a segment that is read as a whole."""
+    """A part of a segment that is read and checked as a whole."""
 
     position: int
     length: int
@@ -60,19 +60,19 @@ class Block(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the byte of the segment after it."""
+        """Return the byte of the segment after the block."""
         return self.position + self.length
 
 
 class IndexRecord(NamedTuple):
-    """A record, and its place in the index."""
+    """A record of the index, with its position in the index. `newest`: last offsets, by key."""
 
     block: Block
     newest: Mapping[bytes, int]
     begin: int
-    """The byte of the index where it begins."""
+    """The byte of the index where the record begins."""
     end: int
-    """The byte of the index after it."""
+    """The byte of the index after the record."""
 
 
 def encode(block: Block, newest: Mapping[bytes, int]) -> bytes:
@@ -84,12 +84,12 @@ def encode(block: Block, newest: Mapping[bytes, int]) -> bytes:
 
 
 def mark(length: int, offset: int) -> bytes:
-    """Return a mark: this length of the segment, up to this offset, is on the disk."""
+    """Return a mark. It confirms that the first `length` bytes of the segment, up to `offset`, are on the disk."""
     return encode(Block(0, length, offset, offset, 0, IndexRecordKind.MARK), {})
 
 
 def decode(data: bytes) -> list[IndexRecord]:
-    """Return the records that are whole. Bytes between them are left out: `describe` finds their blocks."""
+    """Return the valid records of an index. Other bytes are skipped: `describe` detects the blocks they described."""
     records = []
     at = data.find(_MAGIC)
     while at >= 0:
@@ -123,18 +123,18 @@ def _record(data: bytes, at: int) -> IndexRecord | None:
 
 
 class SegmentBlocks(NamedTuple):
-    """Contents of a segment, as its index has them."""
+    """Contents of a segment according to its index."""
 
     blocks: list[Block]
-    """In order, without gaps; a block of kind LOST where a record is missing."""
+    """Blocks in order and without gaps. A block of kind LOST replaces blocks whose record is missing."""
     newest: dict[bytes, int]
-    """The last offset of each key, as far as is known."""
+    """The last offset of each key, according to the valid records."""
     synced: int
-    """The byte of the segment up to which all was on the disk for sure."""
+    """Length of the part of the segment that is known to be synced, in bytes."""
 
 
 def describe(records: Sequence[IndexRecord], base: int) -> SegmentBlocks:
-    """Put records together. `base` is the offset that the segment began with."""
+    """Return the contents of a segment from the records of its index. `base` is the segment's first offset."""
     blocks: list[Block] = []
     newest: dict[bytes, int] = {}
     synced, end, after = 0, 0, base
@@ -146,7 +146,7 @@ def describe(records: Sequence[IndexRecord], base: int) -> SegmentBlocks:
             if blocks and blocks[-1].position == begins:
                 del blocks[-1]
                 end = begins
-        if begins > end:  # a record between them is gone
+        if begins > end:  # a record between is missing
             blocks.append(Block(end, begins - end, after, begins_with, 0, IndexRecordKind.LOST))
             end = begins
         if block.kind != IndexRecordKind.MARK:

@@ -1,4 +1,4 @@
-"""The commit log as it is written."""
+"""The writing side of the commit log: append, sync, compaction, skipping of damage."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -24,7 +24,8 @@ SEGMENT_BYTES = 1 << 30
 
 
 class CommitLog(LogView):
-    """A log in a folder of its own. One process at a time has it; any of its threads may call any method."""
+    """A commit log, opened for writing, in its own folder. A single process at a time can open it. Any thread of the
+    process may call any method."""
 
     def __init__(
         self,
@@ -34,11 +35,11 @@ class CommitLog(LogView):
         sync_seconds: float = 1.0,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
-        """Open it, or begin it where there is none.
+        """Open the log in `folder`, or create it if it is missing.
 
-        A segment holds `segment_bytes` at most, or one larger entry. Entries are on the disk `sync_seconds` after they
-        were appended, if `append` or `sync_if_due` is called by then; before `append` returns for 0. Raises
-        LogInUse, LogTooNew, LogDamaged, LogUnwritable.
+        A segment has at most `segment_bytes`, or a single larger entry. `append` and `sync_if_due` sync entries that
+        were appended at least `sync_seconds` ago; with 0, `append` syncs before it returns. Raises LogInUse, LogTooNew,
+        LogDamaged, LogUnwritable.
         """
         self._segment_bytes = segment_bytes
         self._sync_seconds = sync_seconds
@@ -59,7 +60,7 @@ class CommitLog(LogView):
         self._synced = self.end
 
     repaired: tuple[Cut, ...]
-    """Parts that were cut off when it was opened, because they were not written whole."""
+    """The incomplete ends of files that were cut off when the log was opened."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,14 +74,14 @@ class CommitLog(LogView):
 
     @property
     def synced(self) -> int:
-        """Return the offset up to which all is on the disk, and stays when the machine loses power."""
+        """Return the offset before which all entries are synced, so that they survive a loss of power."""
         return self._synced
 
     def append(self, entries: Iterable[Unnumbered] | Packable) -> range:
-        """Add entries of timestamp, mode byte, key and value, and return the offsets they got.
+        """Append entries (timestamp, mode byte, key and value), and return their offsets.
 
-        They can be read at once, and outlive this process; they outlive the machine once they are synced. Raises
-        LogUnwritable, and EntryRefused: the entries before the refused entry may be in the log, up to its `end`.
+        The entries are readable at once and survive this process. They survive the machine after a sync. Raises
+        LogUnwritable, and EntryRefused; entries before the refused entry may then be in the log, up to `end`.
         """
         with self._lock:
             self._check()
@@ -102,13 +103,13 @@ class CommitLog(LogView):
             self._synced, self._dirty_since = self.end, None
 
     def sync_if_due(self) -> None:
-        """Sync if something has not been on the disk for `sync_seconds`. Raises LogUnwritable."""
+        """Sync if an entry was appended at least `sync_seconds` ago and is not synced. Raises LogUnwritable."""
         since = self._dirty_since
         if since is not None and self._clock() - since >= self._sync_seconds:
             self.sync()
 
     def roll(self) -> None:
-        """Close the active segment, and begin another. Raises LogUnwritable."""
+        """Close the active segment and begin a new segment; do nothing if it is empty. Raises LogUnwritable."""
         with self._lock:
             self.sync()
             active = self._writer.segment
@@ -129,7 +130,7 @@ class CommitLog(LogView):
             self._writer = writer
 
     def close(self) -> None:
-        """Sync all to the disk and release the log. Idempotent. Raises LogUnwritable, having released it."""
+        """Sync the log and release it. Idempotent. If the sync fails, it releases the log and raises LogUnwritable."""
         with self._compacting, self._lock:
             if self._closed:
                 return
@@ -180,11 +181,11 @@ class CommitLog(LogView):
     # -- dropping entries
 
     def compact(self, up_to: int, *, going_on: Callable[[], bool] = lambda: True) -> Compacted:
-        """Drop from closed segments entries that are before an offset and not the newest of their key in any of them.
+        """Remove entries before offset `up_to` from closed segments, except the newest entry of each key in them.
 
-        Offsets stay as they are, and readers go on reading. The newest of each key is read first: nothing is
-        dropped for a damaged entry. It ends early once `going_on` returns False. Raises LogDamaged, LogUnwritable; the
-        segments done by then are compacted.
+        Offsets do not change, and readers can continue. The newest entry of each key is read first, so that no entry is
+        removed in favour of a damaged entry. Compaction ends early if `going_on` returns False. Raises LogDamaged,
+        LogUnwritable; segments that were finished before the error stay compacted.
         """
         if up_to > self.end:
             raise OffsetBeyondLog(
@@ -215,9 +216,10 @@ class CommitLog(LogView):
         return Compacted(segments=segments, freed_bytes=freed)
 
     def skip(self, offset: int) -> Skipped:
-        """Go on without the damaged entries at an offset, as an operator decided.
+        """Mark the damaged entries at an offset as skipped, so that readers continue after them. An operator requests
+        it.
 
-        Raises LogError where nothing is damaged, LogUnwritable.
+        Raises LogError if no entry is damaged there, LogUnwritable.
         """
         with self._compacting, self._lock:
             self.sync()
@@ -232,7 +234,7 @@ class CommitLog(LogView):
             with writing(self.folder, "rewrite the index"):
                 after, index_bytes, skipped = skipping.skip(segment, offset)
                 if segment is self._writer.segment:
-                    self._unclear = True  # while the writer has the index of before
+                    self._unclear = True  # until the writer is replaced, since it has the old index
                     writer = SegmentWriter(after, index_bytes=index_bytes)
                     self._writer.close()
                     self._writer, self._unclear = writer, False
@@ -246,7 +248,7 @@ class CommitLog(LogView):
             for each in self._manifest.closed:
                 closed += [each] if each.base != segment.base else instead
             try:
-                sync_folder(self.folder)  # the new files have to be there before they are named
+                sync_folder(self.folder)  # the new files have to be durable before the manifest lists them
                 self._declare(LogManifest(closed=tuple(closed), active=self._manifest.active))
             except BaseException:
                 if not self._unclear:

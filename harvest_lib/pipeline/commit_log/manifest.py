@@ -1,7 +1,7 @@
-"""The segments of a log, and the version of its format: the file `log.json` of its folder.
+"""The manifest of a log (file `log.json`: the list of segments, the version of the format), and the lock of its folder.
 
-It is replaced as a whole, and a file that it does not name is no part of the log: a segment begins, and replaces
-another, at one moment. The lock is here too: it limits a log to one writing process.
+The manifest is replaced atomically, and a segment file that it does not list does not belong to the log. So a new
+segment is added, and a compacted segment replaces its predecessor, atomically. The lock admits one writing process.
 """
 
 import fcntl
@@ -23,14 +23,14 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedSegment:
-    """A segment that nothing is added to any more."""
+    """A segment to which no more entries are appended, as listed in the manifest."""
 
     base: int
-    """The offset it began with, which its files are named by."""
+    """The segment's first offset, which is part of its file names."""
     generation: int
-    """Number of its compactions."""
+    """How often the segment was compacted."""
     end: int
-    """The offset after its last."""
+    """The offset after its last entry."""
     size_bytes: int
 
     @classmethod
@@ -40,16 +40,17 @@ class ClosedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogManifest:
-    """Contents of the file."""
+    """Contents of the manifest file."""
 
     closed: tuple[ClosedSegment, ...]
-    """In order of offsets."""
+    """The closed segments, in the order of their offsets."""
     active: int
-    """The first offset of the segment that entries are added to."""
+    """The first offset of the active segment, to which entries are appended."""
 
 
 def read(folder: Path) -> LogManifest | None:
-    """Return its contents, None without a log. Raises LogError: too new, damaged, unreadable."""
+    """Return the manifest in a folder, None if there is no log. Raises LogTooNew, LogDamaged, LogError if the file is
+    unreadable."""
     path = folder / _NAME
     try:
         text = path.read_bytes()
@@ -75,7 +76,7 @@ def read(folder: Path) -> LogManifest | None:
 
 
 def write(folder: Path, manifest: LogManifest) -> None:
-    """Replace its contents as a whole. Raises OSError: then the file has its previous contents."""
+    """Replace the manifest in a folder atomically. Raises OSError; the file has its previous contents then."""
     content = {"version": VERSION, **asdict(manifest)}
     content["closed"] = list(content["closed"])
     content["checksum"] = _checksum(content)
@@ -97,10 +98,10 @@ def _damaged(path: Path, why: str) -> LogDamaged:
 
 
 class Lock:
-    """The right to write a log, for one object of one process, until it is released or the process ends."""
+    """An exclusive lock on a log's folder, held until `release` or until the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Take it. Raises LogInUse, OSError."""
+        """Acquire the lock without waiting. Raises LogInUse if it is held already, OSError."""
         self._handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,11 +120,11 @@ class Lock:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         except OSError:
-            pass  # its holder is for operators; a full disk is no reason not to open the log
+            pass  # the process id is only information for operators; a full disk must not prevent opening the log
         self._held = True
 
     def release(self) -> None:
-        """Release it. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._held:
             self._held = False
             os.close(self._handle)

@@ -1,8 +1,8 @@
-"""Opening of a log: its segments are read from the folder, and a torn end is cut off.
+"""Opening of a log: the segments are read from the folder, and an incomplete end is cut off.
 
-Blocks written after the last mark of the active segment may not all be on the disk. They are checked one by one, and
-the log ends before the first incomplete block. Blocks before the mark are checked when they are read: a block that is
-not whole there was damaged, and is never cut.
+After a crash, blocks that were written after the last mark of the active segment may be missing on the disk. Each of
+them is checked, and the log ends before the first incomplete block. Blocks before the mark are checked when they are
+read. An incomplete block before the mark is damage, and is never cut off.
 """
 
 import os
@@ -31,19 +31,20 @@ _AT_ONCE_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A part taken off the end of a file, because it was not written whole."""
+    """An incomplete part that was cut off the end of a file."""
 
     path: Path
     byte: int
-    """The byte at which it ends now."""
+    """The byte at which the file ends now."""
     size_bytes: int
-    """Bytes that were cut."""
+    """Number of bytes that were cut off."""
     offset: int
-    """The log continues with this offset."""
+    """The offset that the next entry of the log gets."""
 
 
 def closed_segment(folder: Path, closed: ClosedSegment) -> LogSegment:
-    """Return a segment that nothing is added to. Damage of it shows when it is read. Raises LogError."""
+    """Return a closed segment, described by its index. Damage of its entries is reported when they are read. Raises
+    LogError."""
     segment = LogSegment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
@@ -55,19 +56,19 @@ def closed_segment(folder: Path, closed: ClosedSegment) -> LogSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveSegment:
-    """An active segment as it was left."""
+    """The valid part of the active segment, as the last writer left it."""
 
     segment: LogSegment
     index_bytes: int
-    """Bytes of its index that hold."""
+    """Length of the valid part of the index, in bytes."""
     synced_bytes: int
-    """Bytes of its entries that were on the disk for sure."""
+    """Length of the entries that are known to be synced, in bytes."""
     synced_index_bytes: int
-    """Bytes of its index that were."""
+    """Length of the index that is known to be synced, in bytes."""
 
 
 def active_segment(folder: Path, base: int) -> ActiveSegment:
-    """Return the segment that is added to, without its torn end. Raises LogError."""
+    """Return the active segment (the segment for new entries), without an incomplete end. Raises LogError."""
     segment = LogSegment(folder, base, 0, end=base)
     records = _records_of(segment)
     marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
@@ -95,7 +96,8 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
 
 
 def _records_of(segment: LogSegment) -> list[IndexRecord]:
-    """Return the records of its index, none without an index. Raises LogError if it may not be read."""
+    """Return the records of a segment's index; an empty list if the file is missing. Raises LogError if the file cannot
+    be read."""
     try:
         return index.decode(segment.index.read_bytes())
     except FileNotFoundError:
@@ -105,14 +107,15 @@ def _records_of(segment: LogSegment) -> list[IndexRecord]:
 
 
 def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
-    """Return the number of valid records: all to the last mark, and later records whose entries are on the disk."""
+    """Return the number of valid records in the index: all records up to the last mark, and the records after it whose
+    entries are complete on the disk."""
     last = records[marked]
     begin = end = last.block.length
     checksum, index_end = 0, last.end
     for at in range(marked + 1, len(records)):
         block = records[at].block
         if records[at].begin != index_end or block.position not in {begin, end}:
-            return at  # a record before it was not written
+            return at  # the record before this record is missing
         if block.position == end:
             begin, checksum = end, 0
         checksum = crc32(read_at(handle, block.end - end, end), checksum)
@@ -123,7 +126,8 @@ def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
 
 
 def remove_leftovers(folder: Path, manifest: LogManifest) -> None:
-    """Remove files unfinished when a process ended, and files that had been replaced. Raises LogDamaged, OSError."""
+    """Remove unfinished files of a process that ended, and files that compaction has replaced. Raises LogDamaged if a
+    segment is newer than the manifest, OSError."""
     named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
     for path in unfinished_files(folder):
         path.unlink()
@@ -143,10 +147,10 @@ def remove_leftovers(folder: Path, manifest: LogManifest) -> None:
 
 
 def repair(found: ActiveSegment) -> tuple[SegmentWriter, tuple[Cut, ...]]:
-    """Cut off a torn end, sync the rest to the disk, and return its writer and the cuts. Raises OSError.
+    """Cut off an incomplete end, sync the rest, and return a writer of the segment and the cuts. Raises OSError.
 
-    Bytes past the last mark are written once more: where a sync failed, bytes read back may be in memory only, and
-    the next sync would not know of them.
+    Bytes after the last mark are written again. If an earlier sync has failed, such bytes may be only in the system's
+    cache, marked as clean, so that the next sync would not write them.
     """
     segment = found.segment
     cuts = []
@@ -176,15 +180,15 @@ def _write_again(path: Path, begin: int, end: int) -> None:
 
 
 def open_segments(folder: Path) -> tuple[LogManifest, tuple[LogSegment, ...], SegmentWriter, tuple[Cut, ...]]:
-    """Return the manifest and the segments of a log, a writer of its active segment and the cuts.
+    """Return the manifest and the segments of a log, a writer of the active segment, and the cuts.
 
-    A log that is missing is created. Raises LogTooNew, LogDamaged, OSError.
+    Creates a missing log. Raises LogTooNew, LogDamaged, OSError.
     """
     found = read(folder)
     if found is None:
         return _created(folder)
     remove_leftovers(folder, found)
-    sync_folder(folder)  # a killed process may have named the segments, and not have come to this
+    sync_folder(folder)  # a killed process may have written the manifest, and ended before this sync
     closed = [closed_segment(folder, each) for each in found.closed]
     writer, cuts = repair(active_segment(folder, found.active))
     return found, (*closed, writer.segment), writer, cuts
@@ -207,7 +211,7 @@ def _created(folder: Path) -> tuple[LogManifest, tuple[LogSegment, ...], Segment
 
 
 def start_segment(folder: Path, base: int) -> SegmentWriter:
-    """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
+    """Create an empty segment, sync it, and return its writer. Raises OSError, after it has removed the files."""
     segment = LogSegment(folder, base, 0, end=base)
     try:
         writer = SegmentWriter(segment)

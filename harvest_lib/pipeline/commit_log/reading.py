@@ -1,4 +1,4 @@
-"""Reads a log: for the process that writes it, and meanwhile for other processes."""
+"""The reading side of the commit log, for the process that writes the log and for other processes at the same time."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ _LOOKS = 100
 
 
 class LogView:
-    """Reads a log. Any number of threads may read while a writer appends or compacts."""
+    """A commit log, opened for reading. Any number of threads may read during appends and compactions."""
 
     def __init__(self, folder: Path, segments: tuple[LogSegment, ...]) -> None:
         self.folder = folder
@@ -29,17 +29,18 @@ class LogView:
 
     @staticmethod
     def look(folder: Path) -> "LogView":
-        """Return a log as it is now, without taking it from its writer. Raises LogError, also without a log."""
+        """Return a view of the present state of a log, also if another process writes it. Raises LogError, also if
+        there is no log."""
         return LogView(folder, _look(folder))
 
     @staticmethod
     def is_there(folder: Path) -> bool:
-        """Return True if a folder has a log. Raises LogTooNew, LogDamaged."""
+        """Return True if a folder contains a log. Raises LogTooNew, LogDamaged."""
         return manifest.read(folder) is not None
 
     @property
     def begin(self) -> int:
-        """Return the first offset that is there, `end` without any."""
+        """Return the first offset that is not skipped, `end` if the log is empty."""
         for segment in self._segments:
             for block in segment.blocks:
                 if block.kind != IndexRecordKind.PASSED_OVER:
@@ -57,10 +58,10 @@ class LogView:
         return len(self._segments)
 
     def read(self, begin: int, end: int | None = None) -> Iterator[LogEntry]:
-        """Yield the entries from one offset to before another: by default, to the present end of the log.
+        """Yield the entries from offset `begin` to before `end`, by default to the end of the log at the call.
 
-        Offsets rise, with gaps after compaction. Raises OffsetBeyondLog, and LogDamaged where it
-        comes to a damaged block.
+        Offsets ascend, with gaps after compaction. Raises OffsetBeyondLog if the log ends before `begin`, and
+        LogDamaged on a damaged block.
         """
         ends = self.end
         if begin > ends:
@@ -73,12 +74,12 @@ class LogView:
         return self._read(begin, ends if end is None else min(end, ends))
 
     def newest(self) -> Mapping[bytes, LogEntry]:
-        """Return the newest entry of each key. Raises LogDamaged where it cannot be known."""
+        """Return the newest entry of each key. Raises LogDamaged if damage hides the newest entry of a key."""
         with self._lock:
             for _ in range(_LOOKS):
                 offsets = newest_of(self._segments)
                 found = {key: entry for key, offset in offsets.items() for entry in self._read(offset, offset + 1)}
-                if len(found) == len(offsets):  # otherwise another process compacted some of them
+                if len(found) == len(offsets):  # otherwise another process has removed entries by compaction
                     return found
         raise _too_fast(self.folder)
 
@@ -97,7 +98,7 @@ class LogView:
                         except LogDamaged:
                             if self._has(segment):
                                 raise
-                            continue  # it was compacted just now
+                            continue  # the segment was compacted in between
                         opened = segment
                     entries = segment.read(handle, block, at)
                     yield from entries if block.next <= end else [entry for entry in entries if entry.offset < end]
@@ -115,13 +116,13 @@ class LogView:
         return None
 
     def _has(self, segment: LogSegment) -> bool:
-        """Read the manifest again; return True if a segment is part of the log now."""
+        """Read the manifest again, and return True if a segment still belongs to the log."""
         self._segments = _look(self.folder)
         return any(each.path == segment.path for each in self._segments)
 
 
 def newest_of(segments: Sequence[LogSegment]) -> dict[bytes, int]:
-    """Return the last offset of each key. Raises LogDamaged where it cannot be known: an index is damaged."""
+    """Return the last offset of each key. Raises LogDamaged if an index is damaged, and may lack the offset."""
     offsets: dict[bytes, int] = {}
     for segment in segments:
         for block in segment.blocks:

@@ -1,9 +1,9 @@
-"""A segment: a file of entries and the index beside it, which lists its blocks.
+"""A segment of the commit log: a file of entries, and its index, which lists the blocks of the file.
 
 Promises
-- Entries are read as they were written: a block is checked as a whole before any of its entries is returned.
+- Entries are returned exactly as they were written: a block is checked as a whole before an entry of it is returned.
 - A write that fails leaves the segment as it was before.
-- Entries are on the disk, and marked as synced, once `sync` has returned.
+- When `sync` has returned, all entries are on the disk, and marked as synced.
 """
 
 import os
@@ -21,14 +21,14 @@ from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at,
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
 BLOCK_BYTES = 1 << 17
-"""Bytes that are read and checked at once: large enough for an index of a thousandth of the log, small enough to read
-an entry in two tenths of a millisecond."""
+"""Size of a block in bytes, which is read and checked as a whole. It is so large that an index has a thousandth of the
+log's size, and so small that reading an entry takes 0.2 ms."""
 
 _NEXT = attrgetter("next")
 
 
 class LogSegment:
-    """A segment as its index has it. Its blocks may become more while it is read."""
+    """A segment as described by its index. A writer may add blocks during reads."""
 
     def __init__(self, folder: Path, base: int, generation: int, *, end: int) -> None:
         self.folder = folder
@@ -40,23 +40,23 @@ class LogSegment:
         self.newest: dict[bytes, int] = {}
         """The last offset of each key."""
         self.end = end
-        """The offset after the last."""
+        """The offset after the last entry."""
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its file that are entries."""
+        """Return the length of all blocks, in bytes."""
         return self.blocks[-1].end if self.blocks else 0
 
     def block_from(self, offset: int) -> Block | None:
-        """Return the first block with anything from this offset on."""
+        """Return the block that contains `offset`, or else the first block after it; None if there is no such block."""
         at = bisect_right(self.blocks, offset, key=_NEXT)
         return self.blocks[at] if at < len(self.blocks) else None
 
     def open(self) -> int:
-        """Return a handle to read its entries from.
+        """Return a file descriptor for reading the segment's entries.
 
-        Raises LogDamaged when the file is missing, LogError when it may not be opened: that can be fixed, and is no
-        reason to give its messages up.
+        Raises LogDamaged if the file is missing. Raises LogError if it cannot be opened: an operator can fix that, and
+        need not skip the messages.
         """
         try:
             return os.open(self.path, os.O_RDONLY)
@@ -66,7 +66,7 @@ class LogSegment:
             raise unreadable(self.path, error) from error
 
     def read(self, handle: int, block: Block, begin: int = 0) -> list[LogEntry]:
-        """Return a block's entries, from that offset on. Raises LogDamaged."""
+        """Return the entries of a block, from offset `begin` on. Raises LogDamaged."""
         if block.kind == IndexRecordKind.PASSED_OVER:
             return []
         try:
@@ -75,7 +75,7 @@ class LogSegment:
             raise self.damaged(block.position + error.at, range(block.first, block.next), str(error)) from error
 
     def read_bytes(self, handle: int, block: Block) -> bytes:
-        """Return a block as it was written. Raises LogDamaged."""
+        """Return the bytes of a block, after a check of their checksum. Raises LogDamaged."""
         if block.kind == IndexRecordKind.LOST:
             raise self.lost(block)
         offsets = range(block.first, block.next)
@@ -95,12 +95,12 @@ class LogSegment:
         return data
 
     def lost(self, block: Block) -> LogDamaged:
-        """Return the error of a block with a damaged index."""
+        """Return the error for a block of kind LOST, whose record in the index is missing."""
         why = f"{self.index.name} is damaged, and nothing vouches for {block.length} bytes from there"
         return self.damaged(block.position, range(block.first, block.next), why)
 
     def damaged(self, byte: int, offsets: range, why: str) -> LogDamaged:
-        """Return the error of damaged messages."""
+        """Return the error for damaged messages at byte `byte`. `offsets` are their offsets, `why` the evidence."""
         return LogDamaged(
             f"messages {offsets.start} to {offsets.stop - 1} of the log are damaged",
             path=self.path,
@@ -113,16 +113,17 @@ class LogSegment:
 
 
 class SegmentWriter:
-    """Appends to a segment. Used by one thread."""
+    """Appends entries to a segment. A single thread at a time may use it."""
 
     def __init__(self, segment: LogSegment, *, index_bytes: int = 0) -> None:
-        """`index_bytes` is the length of the index. Raises OSError."""
+        """Open the segment's files for writing. `index_bytes` is the present length of the index; with 0, the files are
+        created empty. Raises OSError."""
         self.segment = segment
         self.index_bytes = index_bytes
-        self._grows = False  # the last block may, until it is synced
+        self._grows = False  # True: the last block is not synced, and may grow
         self.synced = index_bytes > 0
         self.failed = False
-        """True if a sync failed: then the system may have forgotten that something is not on the disk."""
+        """True if a sync failed. The system may then consider bytes as written that are not on the disk."""
         flags = os.O_RDWR | os.O_CREAT | (0 if index_bytes else os.O_TRUNC)
         self._log = os.open(segment.path, flags, 0o644)
         try:
@@ -133,11 +134,11 @@ class SegmentWriter:
 
     @property
     def block_room(self) -> int:
-        """Return the bytes that the last block has room for."""
+        """Return how many bytes still fit into the last block; a whole block if the next write begins a new block."""
         return BLOCK_BYTES - self.segment.blocks[-1].length if self._grows else BLOCK_BYTES
 
     def write(self, packed: Packed) -> None:
-        """Add entries. Raises OSError, and then nothing was added."""
+        """Append entries, to the last block or as a new block. Raises OSError; no entry is appended then."""
         segment, data = self.segment, packed.data
         position, length = segment.size_bytes, len(data)
         grows = self._grows and segment.blocks[-1].length + length <= BLOCK_BYTES
@@ -158,7 +159,7 @@ class SegmentWriter:
         self._grows = True
 
     def copy(self, data: bytes, block: Block) -> None:
-        """Add a block of another segment as it is. Raises OSError."""
+        """Append a block of another segment without any change. Raises OSError."""
         copied = block._replace(position=self.segment.size_bytes)
         self.synced = False
         self._write(data, copied.position, index.encode(copied, {}))
@@ -167,19 +168,19 @@ class SegmentWriter:
         self._grows = False
 
     def note(self, newest: Mapping[bytes, int]) -> None:
-        """Record the last offsets of these keys, after entries were copied. Raises OSError."""
+        """Add the last offset of each key to the index, after `copy`. Raises OSError."""
         if self.segment.blocks:
             self._write(b"", 0, index.encode(self.segment.blocks[-1], newest))
             self.segment.newest.update(newest)
         self._grows = False
 
     def sync(self) -> None:
-        """Sync all of it to the disk. Raises OSError, and then the state of the disk is unknown."""
+        """Sync the segment and its index. Raises OSError; the state of the disk is unknown then."""
         self._flush(self._log)
         self._flush(self._index)
         self._write(b"", 0, index.mark(self.segment.size_bytes, self.segment.end))  # only now confirm it
         self._flush(self._index)
-        self._grows = False  # a block that grew later could be torn, and its marked part with it
+        self._grows = False  # a crash could make a block that grows incomplete, including its part before the mark
         self.synced = True
 
     def close(self) -> None:
@@ -198,7 +199,7 @@ class SegmentWriter:
                 write_all(self._log, data, position)
             write_all(self._index, record, self.index_bytes)
         except OSError:
-            with suppress(OSError):  # a rest there would be written over, or cut when the log is opened
+            with suppress(OSError):  # remaining bytes would be overwritten, or cut off when the log is opened
                 os.ftruncate(self._index, self.index_bytes)
                 if data:
                     os.ftruncate(self._log, position)

@@ -1,4 +1,4 @@
-"""Skipping of damage, by an operator: the log continues without unreadable entries, and their file stays as it is."""
+"""Skipping of damage: on an operator's request, readers skip unreadable entries. Only the segment's index changes."""
 
 import os
 from collections.abc import Iterator
@@ -15,24 +15,25 @@ from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, LogSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Outcome of damaged messages."""
+    """Result of skipping: what happened to the messages of the damaged blocks."""
 
     given_up: range
-    """These offsets are not read any more."""
+    """Offsets that readers skip from now on."""
     unchecked: range
-    """These are, though the checksums they were written with are lost: they fit together."""
+    """Offsets that readers return. Their original checksums are lost, but their entries have a valid format."""
 
 
 def skip(segment: LogSegment, offset: int) -> tuple[LogSegment, int, Skipped]:
-    """Give up the damaged block that has an offset, and the damaged blocks right behind it.
+    """Skip the damaged block that contains `offset`, and the damaged blocks that follow it directly.
 
-    If the index is damaged, entries that fit together are taken as they are. All of the segment is on the disk. Returns
-    the new segment, the length of its index, and the outcome. Raises LogError where nothing is damaged, OSError.
+    If the index is damaged, entries with a valid format are accepted without a checksum. The segment must be synced.
+    Returns the new segment, the length of its index in bytes, and the result. Raises LogError if no block is damaged
+    there, OSError.
     """
     try:
         handle = segment.open()
     except LogDamaged:
-        handle = os.open(os.devnull, os.O_RDONLY)  # nothing of it can be read
+        handle = os.open(os.devnull, os.O_RDONLY)  # no entry of a missing file can be read
     try:
         at = next((at for at, block in enumerate(segment.blocks) if block.next > offset), len(segment.blocks))
         blocks, damaged = segment.blocks[:at], []
@@ -61,7 +62,8 @@ def skip(segment: LogSegment, offset: int) -> tuple[LogSegment, int, Skipped]:
 
 
 def _records(before: LogSegment, after: LogSegment, handle: int) -> Iterator[bytes]:
-    """Yield the new index. The newest entry of a key may have been given up: all is read to find the newest then."""
+    """Yield the records of the new index. All entries are read to find the newest entry of each key, because the entry
+    that was the newest may be skipped now."""
     for block in after.blocks:
         entries = _entries(after, handle, block)
         if entries is None:
@@ -93,7 +95,8 @@ def _instead(handle: int, block: Block) -> Iterator[Block]:
 
 
 def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
-    """Return a block of the entries that begin there, if they fit."""
+    """Return a block of the entries that begin at byte `at`; None if they are not valid, or if their offsets are not
+    from `offset` on and before the end of the lost block."""
     try:
         data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
         size = whole_entries(data)

@@ -1,12 +1,12 @@
-"""Transforms of a message on its way to a writer: functions that change it, or drop it.
+"""Transforms: functions that change or drop a message before a writer gets it.
 
     transforms:
-      - pick: [flight, origin, dest]            built in, see `ready`
+      - pick: [flight, origin, dest]            a built-in transform, see `ready`
       - call: shop.cleaning:without_tests       a custom function, by its import path
-        with: {country: NZ}                     its arguments beside the message
+        with: {country: NZ}                     keyword arguments besides the message
 
-A dropped message counts as acknowledged. A function that raises, or returns neither a message nor None, stops
-the pipeline, or by policy has its message parked.
+A dropped message counts as acknowledged. If a function raises, or returns neither a message nor None, the writer's
+policy applies: the pipeline or the writer stops, or the message is parked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 
 
 class Transform(Protocol):
-    """Any function of this form will do. It is called by one thread, once per message and send."""
+    """A function from a message to a message. The thread of its writer calls it once each time a message is sent."""
 
     def __call__(self, message: PipelineMessage, /) -> PipelineMessage | None:
-        """Return the message, or a replacement, or None to drop it. The message itself is not to be changed."""
+        """Return the message or a replacement, or None to drop the message. It must not modify the message itself."""
         ...
 
 
 class TransformFailed(Exception):
-    """A transform raised, or returned an invalid result. `name` is its name in the declaration."""
+    """A transform raised an exception, or returned an invalid result. `name` is its name for operators."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} {reason}")
@@ -33,7 +33,7 @@ class TransformFailed(Exception):
 
 
 def applied(transforms: Sequence[tuple[str, Transform]], message: PipelineMessage) -> PipelineMessage | None:
-    """Apply named transforms to a message; None once a transform dropped it. Raises TransformFailed."""
+    """Return a message after all transforms, in order; None if a transform dropped it. Raises TransformFailed."""
     offset = message.offset
     for name, transform in transforms:
         try:
@@ -51,7 +51,7 @@ def applied(transforms: Sequence[tuple[str, Transform]], message: PipelineMessag
 
 
 def _complaint(result: object) -> str:
-    """Return the fault of a transform's result; empty for a valid result."""
+    """Return what is wrong with the result of a transform; an empty text for a valid result."""
     if type(result) is not PipelineMessage:
         return f"{type(result).__name__}, neither a PipelineMessage nor None"
     if type(result.namespace) is not str or not result.namespace:

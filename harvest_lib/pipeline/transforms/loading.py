@@ -1,6 +1,6 @@
-"""From an entry of a declaration to a function: `{pick: [a, b]}`, `{call: shop.cleaning:without_tests}`.
+"""Loads transforms from entries of a declaration such as `{pick: [a, b]}` or `{call: shop.cleaning:without_tests}`.
 
-Everything here raises NotATransform, which names the fault, for `declaration` to report with its line.
+Invalid entries raise NotATransform with a description of the fault; `declaration` reports it with its line.
 """
 
 import importlib
@@ -15,16 +15,16 @@ from harvest_lib.pipeline.transforms.ready import REDACTED, CloudEvents, Omit, P
 
 
 class NotATransform(ValueError):
-    """An entry is no transform, and cannot become a transform."""
+    """An entry of a declaration is not a valid transform. The text describes the fault."""
 
 
 _Make = Callable[[Any], Transform]
 
 
 def load(entry: object, *, beside: Path | None = None) -> tuple[str, Transform]:
-    """Return the transform's name, for operators, and the transform.
+    """Return the name for operators and the function of the transform that an entry declares.
 
-    Modules are also looked for in the folder `beside`. Raises NotATransform.
+    Modules of custom functions are also searched in the folder `beside`. Raises NotATransform.
     """
     if not isinstance(entry, dict) or not entry:
         raise NotATransform(f"is not a transform: write one of {', '.join(READY)}, call, with its settings")
@@ -49,7 +49,8 @@ def _call(entry: Mapping[str, Any], beside: Path | None) -> tuple[str, Transform
 
 
 def imported(path: object, *, beside: Path | None = None) -> Transform:
-    """Return the object that an import path such as `package.module:name` leads to. Raises NotATransform."""
+    """Return the function at an import path such as `package.module:name`. The folder `beside` is added to `sys.path`.
+    Raises NotATransform."""
     module_name, colon, name = str(path).partition(":")
     if not isinstance(path, str) or not (colon and module_name and name):
         raise NotATransform("is not an import path: write `package.module:function`")
@@ -130,11 +131,11 @@ READY: Mapping[str, _Make] = {
     "route": _route,
     "cloud_events": _cloud_events,
 }
-"""Those that need no code, by the name they are declared under."""
+"""Factories of the built-in transforms, by their name in a declaration."""
 
 
 def is_ready(transform: Transform) -> bool:
-    """Return True for a built-in transform, which leaves its message as it is."""
+    """Return True for a built-in transform, which never modifies the message it gets."""
     return isinstance(transform, Pick | Omit | Rename | Redact | Route | CloudEvents)
 
 
@@ -152,7 +153,7 @@ def _is_text(value: object) -> bool:
 
 
 def _described(name: str, settings: object) -> str:
-    """Return a transform's name for operators, with as few settings as distinguish it from other transforms."""
+    """Return a built-in transform's name for operators. It includes the settings that distinguish the transform."""
     if name == "route":
         to = settings if isinstance(settings, str) else settings.get("to") if isinstance(settings, dict) else ""
         return f"route to {to}"

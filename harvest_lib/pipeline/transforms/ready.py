@@ -1,6 +1,7 @@
-"""Transforms that need no code: pick, omit, rename, redact, route, cloud_events.
+"""The built-in transforms: pick, omit, rename, redact, route, cloud_events.
 
-Fields are the top level of a message's data. A missing field is no error: a delete has its key alone.
+A field is a key at the top level of a message's data. A missing field is no error, since a delete may have only the
+fields of its key.
 """
 
 import re
@@ -20,7 +21,7 @@ _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([1-9][0-9]?)|(.?))", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Keep these fields, in this order, and no other."""
+    """Keep only the fields in `fields`, in their order there."""
 
     fields: Sequence[str]
 
@@ -31,7 +32,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Omit:
-    """Leave these fields out."""
+    """Remove the fields in `fields`."""
 
     fields: frozenset[str]
 
@@ -41,12 +42,12 @@ class Omit:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Give fields other names, all at once: two may swap theirs."""
+    """Rename fields. All renames take effect together, so that two fields can swap their names."""
 
     names: Mapping[str, str]
 
     def __call__(self, message: PipelineMessage) -> PipelineMessage:
-        """Return the message with new names. Raises ValueError where a field would be lost to another of its name."""
+        """Return the message with renamed fields. Raises ValueError if two fields would have the same name."""
         data = {self.names.get(name, name): each for name, each in message.data.items()}
         if len(data) < len(message.data):
             twice = sorted({new for old, new in self.names.items() if new in message.data and old in message.data})
@@ -56,7 +57,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Redact:
-    """Replace the values of fields. Fields that hold nothing (null) are left so."""
+    """Replace the values of the fields in `fields` by `by`. A null stays null."""
 
     fields: Sequence[str]
     by: Any = REDACTED
@@ -71,10 +72,11 @@ class Redact:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Put a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of `find`.
+    """Change the namespace of a message to `to`, in which `\\1` or `\\g<name>` stands for a group of `find`.
 
-    Without `find` all messages are routed; with it, messages with a matching whole namespace. `find` is an expression
-    of Go's, like filters. Results are cached: there are few namespaces and many messages.
+    Without `find`, all messages are routed. With `find`, a message is routed if the expression matches its whole
+    namespace. `find` has the syntax of Go, as filters have. Results are cached: there are few namespaces and many
+    messages.
     """
 
     to: str
@@ -84,7 +86,7 @@ class Route:
 
     @classmethod
     def parse(cls, to: str, find: str | None = None) -> "Route":
-        """Compile a route. Raises ValueError for a route that can never work."""
+        """Return the route for `to` and the expression `find`. Raises ValueError if either of them is invalid."""
         if find is None:
             return cls(to=to)
         pattern = compiled(find)
@@ -102,7 +104,8 @@ class Route:
 
 
 def _template(to: str, groups: Mapping[str, int]) -> str:
-    """Return `to` as a template of `str.format`, with the numbers of groups. Raises ValueError for an unknown group."""
+    """Return `to` as a template for `str.format`, in which groups have their numbers. `groups` maps names to numbers.
+    Raises ValueError for an unknown group."""
 
     def part(reference: re.Match[str]) -> str:
         name, number, other = reference.groups()
@@ -119,13 +122,13 @@ def _template(to: str, groups: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CloudEvents:
-    """The envelope of CloudEvents 1.0, in its JSON form, around a message's data.
+    """Wrap a message's data in the JSON envelope of CloudEvents 1.0.
 
-    A message that is sent again has the same `id`, made of its offset and time, so readers can recognize it.
+    The `id` consists of the message's time and offset. A message that is sent twice has the same `id` both times, so
+    that readers can recognize it.
 
-    `source` is the origin of events, a URI reference; `type` is their type, with `{namespace}` and `{op}` in it.
-
-    `subject` names the field that becomes the event's subject.
+    `source`: the origin of the events, a URI reference. `type`: their type, in which `{namespace}` and `{op}` are
+    replaced. `subject`: the name of the field whose value becomes the event's subject.
     """
 
     source: str

@@ -1,20 +1,20 @@
-"""JSON lines: one message, or one row, per line.
+"""JSON lines: each line is a message or a row.
 
 Promises of the writer
-- `write` returns once the lines are on disk (fsync).
-- A line that a crash left unfinished was not acknowledged: the next write first cuts it off, and logs that. The part
-  left by a failed write is cut off at once, if the disk allows it.
-- Several writers may append to one file: each batch is contiguous. If a file was moved, a new file is begun.
+- `write` returns when the lines are on disk (fsync).
+- A crash may leave an unfinished line, which was not acknowledged. The next write first truncates the file to the end
+  of the line before it, and logs that. A failed write truncates its own remains at once, if the disk allows it.
+- Several writers may append to the same file: each batch is contiguous. If the file was moved, a new file is created.
 
 Promises of the reader
-- Each line that has an end comes once per run, and again only if the log had not reached the place after it. Without
-  `follow` a last line without an end counts as well.
-- A line that is no message is refused, with the byte at which it begins. A file is refused if it became shorter, if its
-  beginning changed, or if the last line that was read changed. A new file of the same name is refused once the followed
-  file was read to its end. A file that was moved is followed further.
+- Each line that ends with a line feed is read once per run. After a restart it is read again only if the commit log
+  does not have the position after it. Without `follow`, a last line without a line feed is read as well.
+- A line that is not a message is refused; the error has the byte at which the line begins. A file is refused if it
+  became shorter, if its beginning changed, or if the last line that was read changed. With `follow`, a moved file is
+  read to its end; if another file has its name by then, that file is refused.
 
     NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
-                                     where to go on; length and CRC-32 of the line before, and of the file's beginning
+                       the byte to continue at; length and CRC-32 of the line before that byte, and of the file's head
 """
 
 import logging
@@ -48,7 +48,7 @@ _REMEDY = "bring it back, or name a file of another name: that is read from its 
 
 
 class JsonLinesWriter:
-    """`Writer` that appends to a file, or to a file per namespace if the path has `{namespace}`."""
+    """`Writer` that appends lines to a file, or to a file per namespace if the path contains `{namespace}`."""
 
     def __init__(self, options: FileWriting) -> None:
         self._path = options.path
@@ -97,7 +97,7 @@ class JsonLinesWriter:
             raise
 
     def _append_to(self, file: BinaryIO, path: Path, lines: bytes) -> int:
-        """Return the end of the file afterwards."""
+        """Append lines to a file, and return the size of the file afterwards, in bytes."""
         begin = file.seek(0, os.SEEK_END)
         if begin != self._ends.get(path):  # changed since the last write
             begin = _repair(file, path)
@@ -107,7 +107,7 @@ class JsonLinesWriter:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
         except OSError:
-            with suppress(OSError):  # else it is cut off before the next is written
+            with suppress(OSError):  # if this fails, the next write cuts the remains off
                 file.truncate(begin)
             raise
         return begin + len(lines)
@@ -130,7 +130,7 @@ class JsonLinesWriter:
 
 
 class JsonLinesReader(Reader):
-    """`Reader` of one file."""
+    """`Reader` of a file of JSON lines."""
 
     def __init__(self, options: FileReading) -> None:
         self._options = options
@@ -152,7 +152,7 @@ class JsonLinesReader(Reader):
                 is_replaced = self._options.follow and self._is_replaced(file)
                 begin, line = position, self._line
                 batch, position = self._batch(file, position)
-                # A changed line or length means that the file was emptied since, and has grown again.
+                # If the line or the length changed, the file was emptied during the read, and has grown again.
                 self._require_length(file, position)
                 self._require_part(file, begin - len(line), len(line), crc32(line))
                 if batch:
@@ -176,7 +176,7 @@ class JsonLinesReader(Reader):
                     time.sleep(_WAIT_SECONDS)
 
     def _is_replaced(self, file: BinaryIO) -> bool:
-        with suppress(FileNotFoundError):  # moved: the next file of this name is found later
+        with suppress(FileNotFoundError):  # the file was moved; a later call finds a new file of this name
             return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
         return False
 
@@ -225,7 +225,7 @@ class JsonLinesReader(Reader):
 
 
 def _repair(file: BinaryIO, path: Path) -> int:
-    """Cut off a last line that has no end; return the end of the file afterwards."""
+    """Truncate a file after its last line feed, and return its size afterwards, in bytes."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(0, end - _PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""The options of reader and writer of `file`."""
+"""Options of the adaptor `file`, for its reader and its writer."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,39 +12,41 @@ Format = Literal["json_lines", "parquet"]
 
 
 class FileReading(Options):
-    """Files that are read from their beginning, and on from where it stopped."""
+    """The options of reading files. A first run starts at the beginning, a later run where the previous run stopped."""
 
     path: Path
-    """JSON lines: the file. Parquet: the folder with a folder per namespace, or with files right in it."""
+    """JSON lines: the file. Parquet: a folder that has a folder per namespace, or the files themselves, or both."""
 
     format: Format = "json_lines"
     """Default: json_lines."""
 
     content: Content = "envelope"
-    """JSON lines: each is a message (`envelope`) or a row (`data`). Default: envelope."""
+    """JSON lines: each line is a message (`envelope`) or a row (`data`). Default: envelope."""
 
     namespace: str | None = Field(default=None, min_length=1)
-    """The namespace of rows. Default: the file's name without its ending; for Parquet the folder's name, if any."""
+    """The namespace of rows. Default: the file's name without its extension; for Parquet files in a folder per
+    namespace, the namespace of that folder."""
 
     follow: bool = False
-    """True to wait for more at the end. Default: false."""
+    """True to wait for more data at the end of the file or folder. Default: false."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""
 
 
 class FileWriting(Options):
-    """Files that are appended to, or added."""
+    """The options of writing files. JSON lines are appended to a file; Parquet adds a file per batch and namespace."""
 
     path: str = Field(min_length=1)
-    """JSON lines: the file; with `{namespace}` in it, a file per namespace. Parquet: the folder. It has a folder per
-    namespace, in which each batch is a file. Missing folders are made."""
+    """JSON lines: the file; if the path contains `{namespace}`, a file per namespace. Parquet: a folder, in which each
+    namespace has a folder with a file per batch. Missing folders are created."""
 
     format: Format = "json_lines"
     """Default: json_lines."""
 
     content: Content = "envelope"
-    """JSON lines: whole messages, or data alone (inserts and updates only). Default: envelope."""
+    """JSON lines: `envelope` writes whole messages, `data` only their data (inserts and updates only). Default:
+    envelope."""
 
     @model_validator(mode="after")
     def _fits(self) -> "FileWriting":

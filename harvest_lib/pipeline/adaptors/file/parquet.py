@@ -1,20 +1,22 @@
-"""Parquet: each batch of a namespace is a file in the namespace's folder, `00000001.parquet` and so on.
+"""Parquet files: each batch of a namespace is a file in the namespace's folder: `00000001.parquet` and so on.
 
-Beside the columns of the data a row has `_op`, `_timestamp` and `_offset` (in the commit log). Later rows of later
-files are newer: the table has the newest row of each key, unless that is a delete. A field that a message lacks, while
-other messages of its batch have it, is null. A column of several types, or of a type that Parquet does not have, is
-text: extended JSON, marked in the column's metadata.
+Besides the columns of the data, a row has `_op`, `_timestamp` and `_offset` (in the commit log). Within a namespace,
+files and the rows in them are in order of time: the current state of a key is its last row, and no row if that row is a
+delete. A field is null if a message lacks it and another message of the batch has it. If the values of a column have
+several types, or a type that Parquet does not have, the column is text: extended JSON, marked in the column's metadata.
 
 Promises of the writer
-- `write` returns once the files are on disk under their names: written beside, fsync, rename, fsync of the folder.
+- `write` returns when the files are on disk under their final names. A file is written under a temporary name, synced
+  and renamed; then the folder is synced.
 - No file is ever overwritten, and no unfinished file is visible.
 
 Promises of the reader
-- Files come by name, each at least once, and again only if the log had not reached its end.
-- Reading stops if the file that was read last has changed.
+- Files are read in the order of their names, each at least once. A file is read again only if the commit log does not
+  have the position after it.
+- Reading stops with an error if the file that was read last has changed.
 
     NOOP  file/FOLDER  {"file": "00000007.parquet", "size": 5120, "checksum": 2847103372}
-                                                     the file that was read last, its size, and the CRC-32 of its end
+                             the file that was read last, its size in bytes, and the CRC-32 of its last 64 KiB
 """
 
 import logging
@@ -53,7 +55,7 @@ _OPS = {each.name.lower(): each for each in Op}
 
 
 class ParquetWriter(Writer):
-    """`Writer` that adds files."""
+    """`Writer` that adds Parquet files to folders."""
 
     def __init__(self, options: FileWriting) -> None:
         self._folder = Path(options.path)
@@ -121,7 +123,7 @@ class ParquetWriter(Writer):
         pa = self._pyarrow
         kinds = {type(each) for each in values if each is not None}
         if len(kinds) <= 1 and kinds <= _PLAIN | {Decimal, datetime}:
-            # More than the type takes: a number of more than 64 bits, a Decimal that is infinite or not a number.
+            # A value may not fit the type: a whole number beyond 64 bits, a Decimal that is infinite or not a number.
             with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
                 array = pa.array(values, pa.timestamp("us", tz="UTC") if datetime in kinds else None)
                 return pa.field(name, array.type), array
@@ -130,7 +132,7 @@ class ParquetWriter(Writer):
 
 
 class ParquetReader(Reader):
-    """`Reader` of a folder: of the files in it, and in the folders right below it."""
+    """`Reader` of a folder: it reads the Parquet files in the folder and in its direct subfolders."""
 
     def __init__(self, options: FileReading) -> None:
         self._folder = options.path
@@ -171,7 +173,7 @@ class ParquetReader(Reader):
         return found
 
     def _require_same(self, path: Path, before: Mapping[str, Any]) -> None:
-        """Raise PositionLost if the file that was read last is another by now. It may have been removed."""
+        """Raise PositionLost if the content of the file that was read last has changed. A removed file is no error."""
         if "size" in before and path.exists() and (now := _identity(path)) != before:
             raise PositionLost(
                 f"{path} is not the file that was read",
@@ -202,7 +204,7 @@ class ParquetReader(Reader):
             if row[name] is not None:
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
         at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else unix_ms()
-        # A delete has its key, which is never null, and no other column of the file.
+        # A delete has only the columns of its key, which are never null. The file's other columns are null in its row.
         data = {name: value for name, value in row.items() if value is not None or op != "delete"}
         return PipelineMessage(_OPS.get(op, Op.INSERT), at, namespace, data)
 
@@ -211,7 +213,8 @@ class ParquetReader(Reader):
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Return name and size of a file, and the CRC-32 of its end: where Parquet has the size of each column."""
+    """Return name and size (in bytes) of a file, and the CRC-32 of its last 64 KiB, which contain Parquet's footer with
+    the size of each column."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END_BYTES))

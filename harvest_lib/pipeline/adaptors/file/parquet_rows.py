@@ -1,10 +1,10 @@
-"""Rows of a Parquet file, a few at a time, as values that a message can hold.
+"""Rows of a Parquet file, read a few at a time, as values that a message can hold.
 
 Promises
-- Points in time are read as in the file, also in lists and structs: microseconds, the years 1 to 9999, and INT96 as
-  Spark, Hive and Impala also write it. A time with nanoseconds, beyond these years, or in the calendar of Spark before
-  version 3 is refused, never changed.
-- Batches are limited by bytes in memory, not by bytes in the file: there a dictionary stores a value once.
+- Times are read without any change, also in lists and structs: microseconds, the years 1 to 9999, and INT96, which
+  Spark, Hive and Impala write. A time with nanoseconds, a time outside these years, and a time in the calendar of Spark
+  before version 3 are refused.
+- Batches are limited by bytes in memory, not by bytes in the file, where a dictionary stores a repeated value once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,16 @@ from harvest_lib.pipeline.bounds import BATCH_BYTES
 
 _BUFFER_BYTES = 1 << 18
 _MOST_ROWS = 16
-"""Rows per read: dictionary values may be of any size, and the file does not record how often each is used."""
+"""Rows per read, at most. A value in a dictionary may be of any size, and the file does not record how often a value is
+used."""
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 _SPARKS_OLD_CALENDAR = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
 _SAME_IN_BOTH_CALENDARS = 1900
 
 
 def rows_of(pa: Any, path: Path, most_rows: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file. Raises AdaptorError, and MessageRefused for a time that cannot be carried."""
+    """Yield the rows of a file. Raises AdaptorError for an unreadable file, MessageRefused for a time that a message
+    cannot hold."""
     with _readable(pa, path), _opened(pa, path, "us") as file:
         schema = pa.schema([field.with_type(_in_microseconds(pa, field.type)) for field in file.schema_arrow])
         old_calendar = any(key in (file.metadata.metadata or {}) for key in _SPARKS_OLD_CALENDAR)
@@ -44,7 +46,7 @@ def rows_of(pa: Any, path: Path, most_rows: int) -> Iterator[dict[str, Any]]:
 
 
 def encoded_columns(pa: Any, path: Path, metadata: Mapping[bytes, bytes]) -> set[str]:
-    """Return the names of the columns that have this metadata. Raises AdaptorError."""
+    """Return the names of the columns whose metadata equals `metadata`. Raises AdaptorError for an unreadable file."""
     with _readable(pa, path), _opened(pa, path, "us") as file:
         return {field.name for field in file.schema_arrow if (field.metadata or {}) == metadata}
 
@@ -78,11 +80,12 @@ def _int96_columns(file: Any) -> Sequence[str]:
 
 
 def _batches(pa: Any, path: Path, file: Any, int96: Sequence[str], at_once: int) -> Iterator[Any]:
-    """Yield the batches of a file, INT96 in microseconds. Raises MessageRefused for a time with nanoseconds."""
+    """Yield the record batches of a file, with INT96 columns in microseconds. Raises MessageRefused for an INT96 time
+    with nanoseconds."""
     if not int96:
         yield from file.iter_batches(at_once)
         return
-    with _opened(pa, path, "ns") as in_nanoseconds:  # which wraps, but in the way of a product
+    with _opened(pa, path, "ns") as in_nanoseconds:  # wraps around as the product in `_are_same` does
         exact = in_nanoseconds.iter_batches(at_once, columns=list(int96))
         for batch, other in zip(file.iter_batches(at_once), exact, strict=True):
             for name in other.schema.names:
@@ -92,7 +95,7 @@ def _batches(pa: Any, path: Path, file: Any, int96: Sequence[str], at_once: int)
 
 
 def _are_same(pa: Any, micro: Any, nano: Any) -> bool:
-    """Return True if the times in microseconds equal the times in nanoseconds, modulo 64 bits."""
+    """Return True if all times in `micro` (microseconds) equal the times in `nano` (nanoseconds), modulo 64 bits."""
     types, kind = pa.types, micro.type
     if types.is_timestamp(kind):
         product = pa.compute.multiply(micro.cast(pa.int64()), 1000)
@@ -108,7 +111,7 @@ def _are_same(pa: Any, micro: Any, nano: Any) -> bool:
 
 
 def _in_microseconds(pa: Any, kind: Any) -> Any:
-    """Return a type with microseconds in place of nanoseconds, and UTC as the zone."""
+    """Return a type in which nanoseconds are replaced by microseconds, and every time zone by UTC."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.timestamp("us" if kind.unit == "ns" else kind.unit, tz="UTC" if kind.tz is not None else None)
@@ -130,17 +133,18 @@ def _in_microseconds(pa: Any, kind: Any) -> Any:
 
 
 def _rows(path: Path, table: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table, each made when it is due: a large dictionary value may be in every row."""
+    """Yield the rows of a table. Each row is converted only when it is requested, because a large dictionary value may
+    be in every row."""
     names = table.column_names
     for row in zip(*table.columns, strict=True):
         try:
             yield {name: value.as_py() for name, value in zip(names, row, strict=True)}
-        except (ValueError, OverflowError) as error:  # a value that Python has no room for
+        except (ValueError, OverflowError) as error:  # the value is out of range for Python's type
             raise _refused_time(path, f"{type(error).__name__}: {error}") from error
 
 
 def _value(value: Any) -> Any:
-    """Return a value of Parquet in a form that a message can hold."""
+    """Return a value of a Parquet file as a value that a message can hold."""
     if type(value) in _PLAIN or isinstance(value, Decimal):
         return value
     if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Common parts of the file formats: names for namespaces, locks, and operating system errors as AdaptorError."""
+"""Functions that both file formats use: file names for namespaces, locks, and AdaptorError for errors of the system."""
 
 import fcntl
 import os
@@ -11,19 +11,20 @@ from harvest_lib.errors import AdaptorError
 
 
 def file_name(namespace: str) -> str:
-    """Return a name for a namespace that is legal everywhere and leads nowhere else; `namespace_of` reads it."""
+    """Return a file name for a namespace. It is legal on every system, and refers to no other folder. `namespace_of`
+    is the inverse."""
     name = quote(namespace, safe=" ")
     return name.replace(".", "%2E") if set(name) <= {"."} else name
 
 
 def namespace_of(name: str) -> str:
-    """Return the namespace that a name was made for."""
+    """Return the namespace for which `file_name` returned a name."""
     return unquote(name)
 
 
 @contextmanager
 def held(descriptor: int) -> Iterator[None]:
-    """Lock a file or folder against the writers of other pipelines, in any process."""
+    """Lock an open file or folder exclusively (`flock`) against writers of other pipelines. Waits for the lock."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
@@ -33,7 +34,7 @@ def held(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder against the writers of other pipelines."""
+    """Open a folder and lock it as `held` does."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with held(descriptor):
@@ -44,7 +45,7 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def system_errors(what: str, path: Path | str) -> Iterator[None]:
-    """Raise AdaptorError for an error of the operating system."""
+    """Convert an OSError inside the block to AdaptorError. `what` is the participle in its text, such as `written`."""
     try:
         yield
     except OSError as error:

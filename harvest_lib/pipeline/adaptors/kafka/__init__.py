@@ -1,4 +1,4 @@
-"""`kafka`: topics, read and written."""
+"""`kafka`: topics as a source and as a destination."""
 
 from harvest_lib.pipeline.adaptors import Adaptor, Side
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading, KafkaWriting

@@ -1,4 +1,4 @@
-"""The options of reader and writer of `kafka`."""
+"""Options of the adaptor `kafka`, for its reader and its writer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ NAMESPACE = "{namespace}"
 
 class _Kafka(Options):
     kafka: KafkaSettings
-    """librdkafka's settings, `bootstrap.servers` at least. Those on which a promise rests are refused."""
+    """librdkafka's settings, `bootstrap.servers` at least. A setting that a promise depends on is refused."""
 
     @field_validator("kafka")
     @classmethod
@@ -30,42 +30,43 @@ class _Kafka(Options):
 
 
 class KafkaReading(_Kafka):
-    """Topics that are read, without a group: the pipeline's log has the offsets."""
+    """The options of reading topics, without a consumer group: the pipeline's commit log stores the offsets."""
 
     topics: Annotated[Sequence[str], Field(min_length=1)]
-    """Their names. They have to be there."""
+    """Names of the topics, which must exist."""
 
     content: Content | Literal["record"] = "envelope"
-    """Form of their records. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic
-    its namespace, no value a delete of the key. `record`: anything; key, value and headers are passed on as they are.
-    Default: envelope."""
+    """Format of the records. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic is
+    its namespace, and a record without value is a delete of its key. `record`: any format; key, value and headers are
+    passed on unchanged. Default: envelope."""
 
     start: Literal["beginning", "end"] = "beginning"
-    """Start of a topic that was never read. Default: beginning."""
+    """Where to start in a topic that was never read. Default: beginning."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""
 
 
 class KafkaWriting(_Kafka):
-    """Topics that are written to."""
+    """The options of writing to topics."""
 
     topic: str = Field(default=NAMESPACE, min_length=1)
-    """The topic, with `{namespace}` where the namespace goes. Default: the namespace."""
+    """The topic. `{namespace}` in it is replaced by the namespace of the message. Default: the namespace."""
 
     key: Mapping[str, Sequence[str]] = Field(default_factory=dict)
-    """Per namespace: the fields that identify a row (the primary key). Rows of a key come in order, in one partition.
-    Default: all messages of a namespace have the same key, and so come in order."""
+    """Per namespace: the fields that identify a row (the primary key). Records of a key are in order, in one partition.
+    Default: all messages of a namespace have the same key, so that all of them are in order."""
 
     content: Content = "envelope"
-    """`envelope`: whole messages, deletes among them. `data`: rows, a delete being a record without value (tombstone),
-    as compacted topics and table readers want it; needs `key`, and `{namespace}` in the topic. Default: envelope."""
+    """`envelope`: whole messages, including deletes. `data`: rows; a delete is a record without value (tombstone), as
+    compacted topics and readers of tables expect. `data` needs `key`, and `{namespace}` in the topic. Default:
+    envelope."""
 
     partitions: int | None = Field(default=None, ge=1)
     """Number of partitions of topics that the writer creates. Default: missing topics are an error."""
 
     delivery_timeout_seconds: float = Field(default=120.0, gt=0, alias="delivery_timeout")
-    """Limit of the time until the brokers have all of a batch, as a duration (`30s`). Default: 2m."""
+    """Time limit for the brokers to store a whole batch, as a duration (`30s`). Default: 2m."""
 
     @field_validator("delivery_timeout_seconds", mode="before")
     @classmethod

@@ -1,16 +1,17 @@
-"""Topics of Kafka, read without a group: the pipeline's log has the offsets.
+"""Reader of Kafka topics, without a consumer group: the pipeline's commit log stores the offsets.
 
     NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog","last":{"0":[1020,1356999300,"1f…"]}}
-                       the next offset of each partition, Kafka's id of the topic, and features of the last record
-                       of each partition that identify it (`LastRead`)
+                       the next offset of each partition, Kafka's id of the topic, and for each partition what
+                       identifies the last record that was read (`LastRead`)
 
 Promises
-- Every record that is committed comes, in the order of its partition; again only if the log had not reached the NOOP
-  after it. Partitions that are added while it reads are found.
-- The offsets in the log also pass offsets without a record: ends of transactions, aborted and compacted records.
-- Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, a
-  log that lost its end, however long it has grown again, and a record that is damaged (checksums are checked).
-- While no broker answers it waits, once it has begun.
+- Every committed record is read, in the order of its partition. It is read again only if the commit log does not have
+  the NOOP after it. The reader finds partitions that are added while it runs.
+- The stored offsets also advance over offsets without a record: ends of transactions, aborted and compacted records.
+- The reader fails, and never skips silently, if retention removed records before they were read, if the topic was
+  recreated, if a partition lost its end (even if it has grown again since), or if a record is damaged (checksums are
+  checked).
+- After the start, the reader waits while no broker answers.
 """
 
 import logging
@@ -56,22 +57,23 @@ _UNREADABLE = {
     ClientError._NOT_IMPLEMENTED,
     ClientError._UNSUPPORTED_FEATURE,
 }
-"""Errors of the client for records that it cannot decode. It would fetch them for ever, or go on without them."""
+"""The client's errors for records that it cannot decode. It would fetch such a record for ever, or skip it."""
 
 _WAIT_SECONDS = 0.2
 _GROWTH = 4
 _MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.queue.backoff.ms": 50}
-"""Bytes to prefetch, unless `kafka` sets them. The client lowers `fetch.max.bytes` to this size by itself, but not
-below `message.max.bytes`."""
+"""Limits of the client's prefetching, unless the option `kafka` sets them. The client lowers `fetch.max.bytes` to this
+size by itself, but not below `message.max.bytes`."""
 _ANSWER_SECONDS = 10.0
 _SECOND_LOOK_SECONDS, _AGAIN_SECONDS = 3.0, 0.2
-"""Time for a second check, before an error of the log's position is permanent."""
+"""A check of the position that fails is repeated for `_SECOND_LOOK_SECONDS`, every `_AGAIN_SECONDS`, before the error
+is permanent: a broker that has just started may not know the latest state."""
 _LOOK_SECONDS = 30.0
 """Interval of the search for more partitions."""
 
 
 class KafkaReader(Reader):
-    """`Reader` of topics."""
+    """`Reader` of Kafka topics."""
 
     def __init__(self, options: KafkaReading, *, provider: KafkaConsumerProvider = Consumer) -> None:
         self._options = options
@@ -128,9 +130,10 @@ class KafkaReader(Reader):
         }
 
     def _look(self, consumer: Any) -> Sequence[str]:
-        """Find partitions that were added. While no broker answers they are found later."""
+        """Assign partitions that were added, and return their topics. If no broker answers, the result is empty, and a
+        later call finds the partitions."""
         try:
-            # All records of a new partition are read, also the records from before the search found it.
+            # All records of a new partition are read, also records that were written before this search.
             return self._begin(consumer, "beginning")
         except (KafkaException, KafkaUnavailable) as error:
             ours = self._translated(error.args[0]) if isinstance(error, KafkaException) else error
@@ -140,7 +143,8 @@ class KafkaReader(Reader):
             return ()
 
     def _begin(self, consumer: Any, start: str) -> Sequence[str]:
-        """Assign all partitions, new ones from their start, or none; return the topics with new partitions."""
+        """Assign all partitions if this is the first assignment, or if there are new partitions; return the topics with
+        new partitions. A new partition is read from `start`. Raises PositionLost if a stored offset is not valid."""
         is_first = not consumer.assignment()
         found: dict[str, dict[int, int]] = {}
         there: dict[Place, LastRead] = {}
@@ -182,8 +186,11 @@ class KafkaReader(Reader):
         return list(found)
 
     def _partitions_again(self, consumer: Any, topic: str, *, is_same: bool) -> set[int]:
-        """Return the partitions of a topic once it has all that were read: a broker that has just come back may not
-        know them yet. Raises PositionLost, or KafkaUnavailable if the topic is the same: it cannot have lost any."""
+        """Wait until a topic has all partitions that were read, and return its partitions. A broker that has just come
+        back may not know all of them yet.
+
+        After a timeout, raises KafkaUnavailable if the topic has the same id (a topic cannot lose partitions), else
+        PositionLost."""
         deadline = Deadline(_SECOND_LOOK_SECONDS)
         while gone := self._offsets[topic].keys() - (partitions := self._partitions(consumer, topic)):
             if deadline.passed and is_same:
@@ -199,8 +206,8 @@ class KafkaReader(Reader):
         return partitions
 
     def _range(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset and the end of a partition. An end before the reader's position is queried again: a
-        leader that was just elected may not know it yet."""
+        """Return the first offset and the end offset of a partition. If the end is before the reader's position, it is
+        queried again for a while: a leader that was just elected may not know the end yet."""
         deadline = Deadline(_SECOND_LOOK_SECONDS)
         while True:
             low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
@@ -209,8 +216,9 @@ class KafkaReader(Reader):
             time.sleep(_AGAIN_SECONDS)
 
     def _require_same(self, topic: str) -> bool:
-        """Return True if the topic is known to be the one that was read. Raise PositionLost if a recreated topic has
-        the name, since the offsets of the log mean other records there."""
+        """Return True if the topic has the id of the topic that was read, False if an id is unknown.
+
+        Raises PositionLost if the topic was recreated: the stored offsets refer to other records there."""
         if self._admin is None:
             self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
@@ -254,7 +262,7 @@ class KafkaReader(Reader):
                     what = f"a partition of {record.topic()!r} no longer has what was not read yet"
                     raise _lost(what, error.str(), wears_off=True)
                 if error.code() == ClientError._PARTITION_EOF:
-                    # The offsets up to the end have no records: if retention removes them, nothing is lost.
+                    # The offsets up to the end have no records, so that retention can remove them without a loss.
                     offsets, partition = self._offsets[record.topic()], record.partition()
                     if record.offset() > offsets[partition]:
                         offsets[partition] = record.offset()
@@ -275,13 +283,14 @@ class KafkaReader(Reader):
         return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
 
     def _records(self, consumer: Any) -> Iterator[Any]:
-        """Yield the records of a batch. The client returns the requested number of records, whatever their size. So the
-        first request is for one record; later requests assume the size of the largest record so far for all."""
+        """Yield the records of a batch. The client limits a request by the number of records, not by bytes. So the
+        first request is for one record, and later requests assume that each record is as large as the largest record so
+        far."""
         room, count, largest, wait = Room(self._options.batch_rows), 1, 1, _WAIT_SECONDS
         while not room.is_full:
             most, most_bytes = room.left
             records = consumer.consume(min(count, most, max(1, most_bytes // largest)), wait)
-            if records and self._lost.is_noted:  # they may be of logs that were put back meanwhile
+            if records and self._lost.is_noted:  # the brokers may have restored an older log in between
                 self._is_back = True
                 return
             sizes = [len(record.value() or b"") + len(record.key() or b"") + 1 for record in records]
@@ -298,7 +307,7 @@ class KafkaReader(Reader):
             return PipelineMessage(Op.INSERT, timestamp, topic, _whole(record))
         try:
             if value is None:
-                # Only records of `content: data` have deletes without value; elsewhere they clear a key's past.
+                # A record without value is a delete only under `content: data`; else it makes Kafka drop older records.
                 key = loads(record.key() or b"")
                 return PipelineMessage(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
             return decode(value, self._options.content, timestamp=timestamp, namespace=topic)
@@ -321,7 +330,7 @@ class KafkaReader(Reader):
             "group.id": "harvest-pipeline",  # the client requires a group; the reader never joins it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "enable.partition.eof": True,  # the ends of transactions have offsets, and never come
+            "enable.partition.eof": True,  # ends of transactions have offsets, and are never returned as records
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,

@@ -1,7 +1,8 @@
-"""Messages as records of Kafka: key and value.
+"""Messages as Kafka records: the key and the value of each record.
 
-A record's key names its row: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
-where it names no fields; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
+The key of a record identifies its row. It has the fields that the option `key` lists, such as `{"id":1}`, or, if the
+option lists none, `{"namespace":"public.flights"}`. A topic for several namespaces has keys such as
+`{"namespace":"public.flights","key":{"id":1}}`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,18 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 KeyAndValue = tuple[bytes, bytes | None]
 
 _LATEST = (1 << 63) - 1
-"""Kafka's times are signed 64-bit milliseconds; messages have unsigned times."""
+"""The latest time that a Kafka record can have. Kafka's times are signed 64-bit milliseconds, a message's unsigned."""
 
 
 def records_of(messages: Sequence[PipelineMessage], options: KafkaWriting) -> Sequence[KeyAndValue]:
-    """Return key and value of each message. Raises MessageRefused."""
+    """Return the key and the value of the record for each message. Raises MessageRefused."""
     quick = _quickly(messages, options) if isinstance(messages, LoggedMessages) else None
     return quick if quick is not None else [_record(message, options) for message in messages]
 
 
 def namespaces_and_record_times(messages: Sequence[PipelineMessage]) -> Sequence[tuple[str, int]]:
-    """Return the namespace of each message, and the time of its record. Raises MessageRefused."""
+    """Return the namespace of each message, and the time of its record in milliseconds. Raises MessageRefused if Kafka
+    cannot store the time."""
     found = namespaces_and_times(messages)
     for place, (namespace, timestamp) in enumerate(found):
         if timestamp > _LATEST:
@@ -45,8 +47,9 @@ def namespaces_and_record_times(messages: Sequence[PipelineMessage]) -> Sequence
 def handed_over(
     messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]
 ) -> Sequence[NativeRecords] | None:
-    """Return the same as `records_of` in the form of a producer's native side, with the topic of each namespace; None
-    if a time is refused, or a record has no value. Raises MessageRefused."""
+    """Return the records of `records_of` as arguments of a producer's native code. `topics` maps namespaces to topics.
+
+    None if Kafka cannot store the time of a message, or if a record has no value. Raises MessageRefused."""
     if any(timestamp > _LATEST for timestamp, _, _ in messages.kinds):
         return None
     joined = _joined(messages, options, topics)
@@ -65,7 +68,7 @@ def handed_over(
 def _joined(
     messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]
 ) -> Sequence[NativeRecords] | None:
-    """Return the records of joined messages without making message objects; None if that is impossible."""
+    """Return the records of joined messages without a Python object per message; None if that is impossible."""
     values = encode_joined(messages, options.content)
     around: dict[Head, Wrapping] = {}
     if values is None or messages.joined is None:
@@ -88,13 +91,13 @@ def _joined(
 
 
 _FIELDS = {(): Field.NOTHING, ("id",): Field.ID, ("key",): Field.KEY}
-"""Fields of an outbox's record that are in its encoding as they are in a key."""
+"""The lists of key fields for which the native code can copy the key from an encoded outbox record."""
 _PLACE = "\0"
-"""A character that JSON never has as it is."""
+"""A character that never occurs unescaped in JSON. It marks the position of the field in a key."""
 
 
 def _key_wrapping(head: Head, options: KafkaWriting) -> Wrapping | None:
-    """Return the JSON of `_key` around a field of `_FIELDS`; None if the key has other fields."""
+    """Return the JSON of `_key` before and after a field of `_FIELDS`; None if the key consists of other fields."""
     op, namespace = PARTS[head[1]][1], head[2].decode()
     fields = options.key.get(namespace)
     if options.content == "data" and (fields is None or op is Op.COMMAND):
@@ -142,8 +145,10 @@ def _key(namespace: str, named: Mapping[str, Any], options: KafkaWriting) -> Map
 
 
 def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAndValue] | None:
-    """Return the same as `_record` for each, from columns of bytes; None if each message needs a check of its own: a
-    message is refused, or its key has other values than text and whole numbers."""
+    """Return the result of `_record` for each message, computed from columns of encoded data.
+
+    None if the messages have to be handled individually, because a message is refused, or has a key with values other
+    than text and whole numbers."""
     kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
     for head in messages.kinds:
         op, namespace = PARTS[head[1]][1], head[2].decode()
@@ -169,7 +174,9 @@ def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAnd
 def _keys(
     namespace: str, names: Sequence[str], columns: Sequence[Sequence[object]], count: int, options: KafkaWriting
 ) -> Sequence[bytes] | None:
-    """Return the keys of `count` messages of a namespace, from the values of the named fields; None as above."""
+    """Return the keys of `count` messages of a namespace. `columns` has the values of each key field in `names`.
+
+    None if a value is neither text nor a whole number."""
     template = _template(namespace, names, options)
     try:
         texts = [template % row for row in zip(*(map(scalar, column) for column in columns), strict=True)]
@@ -181,7 +188,7 @@ def _keys(
 
 
 def _template(namespace: str, names: Sequence[str], options: KafkaWriting) -> str:
-    """Return the JSON of `_key`, with `%s` for the value of each field; without fields it is complete."""
+    """Return the JSON of `_key`, with `%s` in place of each field's value. Without fields, it is the complete JSON."""
     if not names:
         return f'{{"namespace":{quoted(namespace)}}}'
     row = ",".join(quoted(name).replace("%", "%%") + ":%s" for name in names)

@@ -1,14 +1,13 @@
-"""Topics of Kafka, written by an idempotent producer.
-
-For the record of a message, see `records`.
+"""Writer to Kafka topics, by an idempotent producer. The module `records` defines the record of a message.
 
 Promises
-- `write` returns once all in-sync replicas have all records: each has its offset. Each broker gets one request at a
-  time, since the client reports a record delivered when a later record is acknowledged (docs/decisions/0019).
+- `write` returns when all in-sync replicas have all records, and each record has an offset. Each broker gets a
+  single request at a time, since the client reports a record delivered when a later record is acknowledged
+  (docs/decisions/0019).
 - Records of a key are in one partition, in order and without gaps: a later record never overtakes a failed record
-  (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure a run of records may come again.
-- Nothing of a batch that failed is sent any more afterwards: the producer is discarded with its queue.
-- Topics are never made by accident.
+  (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure, consecutive records may be written twice.
+- After a batch has failed, no record of the batch is sent any more: the producer is discarded with its queue.
+- A topic is created only if the option `partitions` is set.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +55,7 @@ _REFUSED = {
     ClientError.INVALID_TIMESTAMP,
 }
 _REASONS = tuple(ClientError(code).str() for code in _REFUSED)
-"""Their texts, as a fatal error has them: it has a code of its own."""
+"""The texts of the errors in `_REFUSED`. A fatal error has another code, and contains the text of its cause."""
 
 
 _REMEDY = (
@@ -69,7 +68,7 @@ _Record = tuple[str, bytes, bytes | None, int]
 
 
 class _Failure(NamedTuple):
-    """An error, the topic and the place in its bulk of the record that has it, as far as they are known."""
+    """A failure of a record: the error, the record's topic if known, and the record's index in the batch if known."""
 
     error: ClientError
     topic: str = ""
@@ -81,7 +80,7 @@ def _is_refusal(error: ClientError) -> bool:
 
 
 def _rank(failure: _Failure) -> int:
-    """Return a rank: 0 for the error of a refused record, else higher the less the error explains its cause."""
+    """Return how well an error explains the cause: 0 for the error of a refused record, 3 for the least helpful."""
     error, topic, _ = failure
     if error.code() in _REFUSED:
         return 0
@@ -91,7 +90,9 @@ def _rank(failure: _Failure) -> int:
 
 
 def _hand_over(sender: NativeSender, records: Sequence[NativeRecords], failures: list[_Failure]) -> Iterator[None]:
-    """Hand records over by the producer's native side, which collects their failures."""
+    """Queue records in the producer by native code. Yields whenever the queue is full, and after a failure.
+
+    A record that the client refuses is added to `failures`; the native code collects failures of delivery."""
     before = 0
     for some in records:
         went = 0
@@ -109,7 +110,8 @@ def _hand_over(sender: NativeSender, records: Sequence[NativeRecords], failures:
 
 
 def _produce(producer: KafkaProducer, records: Sequence[_Record], failures: list[_Failure]) -> Iterator[None]:
-    """Hand records over by Python."""
+    """Queue records in the producer from Python. Yields whenever the queue is full, and after a failure. Failures are
+    added to `failures`."""
 
     def report(error: ClientError | None, acked: Report) -> None:
         if error is None and acked.offset() is None:
@@ -131,12 +133,13 @@ def _produce(producer: KafkaProducer, records: Sequence[_Record], failures: list
 
 
 def _not_taken(error: ClientError, topic: str, place: int) -> _Failure:
-    """Return the failure of a record that the client refused, or of all, since it can send no more."""
+    """Return the failure of a record that the client did not accept. After a fatal error the client accepts no record,
+    so that the failure has no topic and no index."""
     return _Failure(error) if is_fatal(error) else _Failure(error, topic, place)
 
 
 class KafkaWriter:
-    """`Writer` to topics."""
+    """`Writer` to Kafka topics."""
 
     def __init__(self, options: KafkaWriting, *, provider: KafkaProducerProvider = Producer) -> None:
         self._options = options
@@ -154,7 +157,7 @@ class KafkaWriter:
         self._deliver(producer, written, handing_over, failures)
 
     def _natively(self, messages: Sequence[PipelineMessage], failures: list[_Failure]) -> Iterator[None] | None:
-        """Return the native hand-over of messages that the log has as bytes; None if Python has to hand them over."""
+        """Return the iterator that queues messages by native code; None if they have to be queued from Python."""
         if self._sender is None or not isinstance(messages, LoggedMessages):
             return None
         topics = {name: self._topic(name) for name in dict.fromkeys(key.decode() for _, _, key in messages.kinds)}
@@ -180,7 +183,9 @@ class KafkaWriter:
         handing_over: Iterator[None],
         failures: list[_Failure],
     ) -> None:
-        """Deliver messages; `handing_over` adds to the failures, and stops wherever there is no room."""
+        """Wait until all messages are delivered; close the producer on any error.
+
+        `handing_over` queues the records, yields whenever the producer's queue is full, and adds to `failures`."""
         try:
             self._await_delivery(producer, messages, handing_over, failures)
         except BaseException:
@@ -202,7 +207,7 @@ class KafkaWriter:
                 break
         else:
             while left and not failures and not deadline.passed:
-                left = len(producer)  # first: records that it no longer counts have reported their failures by now
+                left = len(producer)  # before serving: a record that is not counted any more has reported its outcome
                 self._serve(partial(producer.flush, _WAIT_SECONDS) if left else partial(producer.poll, 0), failures)
         if failures:
             self._await_reason(producer, failures)
@@ -211,17 +216,18 @@ class KafkaWriter:
             raise self._late(len(messages))
 
     def _await_reason(self, producer: KafkaProducer, failures: list[_Failure]) -> None:
-        """Wait briefly for the cause: a refused record also fails the records of its batch, the records behind it and
-        the producer, and any of their errors may be reported first."""
+        """Wait briefly for the error that explains the cause. A refused record also causes errors of the other records
+        of its batch, of the records after it, and of the producer. Any of these errors may be reported first."""
         deadline = Deadline(_WHY_SECONDS)
         while _rank(min(failures, key=_rank)) and len(producer) and not deadline.passed:
             self._serve(partial(producer.flush, _WAIT_SECONDS), failures)
 
     def _serve(self, call: Callable[[], object], failures: list[_Failure]) -> None:
-        """Serve delivery reports by a call of the producer's, which raises fatal errors; collect the failures."""
+        """Process delivery reports by `call`, a method of the producer, and add errors to `failures`. The method raises
+        fatal errors, which are added as well."""
         try:
             call()
-        except RAISED as error:  # after an error that broke the order the producer takes no record
+        except RAISED as error:  # after an error that would break the order, the producer accepts no record
             failures.append(_Failure(raised(error)))
         if self._sender is not None:
             failures += [_Failure(error, topic) for error, topic in self._sender.take_failures()]
@@ -235,7 +241,7 @@ class KafkaWriter:
         )
 
     def _topic(self, namespace: str) -> str:
-        """Return the topic of a namespace, once it is known to be there."""
+        """Return the topic of a namespace, after a check that the topic exists (or was created)."""
         topic = self._topics.get(namespace)
         if topic is None:
             topic = self._options.topic.replace(NAMESPACE, namespace)
@@ -279,8 +285,8 @@ class KafkaWriter:
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
     def _suspects(self, messages: Sequence[PipelineMessage], failure: _Failure) -> Sequence[int]:
-        """Return the offsets of the messages that may have caused the failure. Kafka refuses batches: then only the
-        topic is known. The client refuses a single record."""
+        """Return the offsets of the messages that may have caused the failure. If the client refused a record, its
+        message is the cause. If Kafka refused a batch, only the topic is known."""
         if failure.place is not None:
             return [messages[failure.place].offset]
         places = [
@@ -310,7 +316,7 @@ class KafkaWriter:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            # Records on the wire without a known outcome are no news: the reason to discard it is reported already.
+            # Errors of records with an unknown outcome are ignored: the cause was reported before this call.
             with suppress(KafkaException):
                 producer.poll(0)
             with suppress(KafkaException):

@@ -1,4 +1,5 @@
-"""`postgres`: tables, copied and then followed by logical decoding (read), or written to in bulk (write)."""
+"""`postgres`: the reader copies tables and then follows their changes by logical decoding; the writer writes to tables
+in bulk."""
 
 from harvest_lib.pipeline.adaptors import Adaptor, Side
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading, PostgresWriting

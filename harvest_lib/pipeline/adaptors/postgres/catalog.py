@@ -1,6 +1,7 @@
-"""Requirements for reading tables: log level, privileges, publication, keys; and the tables themselves.
+"""Queries of Postgres' catalogue: the published tables, and the requirements for reading them (log level, privileges,
+publication, keys).
 
-The error for a missing requirement has the statement that fixes it.
+The error for a missing requirement contains the statement that fixes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,10 @@ FROM pg_roles WHERE rolname = current_user
 
 _PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
 
-# As JSON, since the columns differ by version: row filters and lists of columns are there from 15 on.
+# As JSON, because the view's columns depend on the version: row filters and column lists exist since Postgres 15.
 _PUBLISHED = "SELECT to_jsonb(t) FROM pg_publication_tables AS t WHERE pubname = %s ORDER BY schemaname, tablename"
 
-# An index may carry columns (INCLUDE) that are no part of its key.
+# An index may have further columns (INCLUDE) that are not part of its key.
 _KEY = """ARRAY(
   SELECT a.attname::text FROM pg_index AS i
   JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -60,8 +61,8 @@ WITH RECURSIVE base AS (
 SELECT oid::int8 FROM base WHERE typbasetype = 0
 """
 
-# A change of a publication's options gives its row another xmin; entries of tables and schemas have numbers that are
-# never used again. A partition is published by the entries of the tables above it, too.
+# A change of a publication's options changes the xmin of its row. Each entry of a table or schema in a publication has
+# an oid of its own. A partition is published by its own entry and by the entries of its ancestors.
 _STANDING = """
 SELECT coalesce(p.xmin::text::int8, 0), ARRAY(
   SELECT r.oid::int8 FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid IN (SELECT * FROM above)
@@ -78,7 +79,8 @@ _SCHEMAS = """
 """
 _SCHEMAS_SINCE = 150_000
 
-# A statement that rewrites or empties a table gives it another file. A partitioned table has its partitions' files.
+# A statement that rewrites or truncates a table gives it a new file. The files of a partitioned table are the files of
+# its partitions.
 _FILES = """
 SELECT c.oid::int8, coalesce(pg_relation_filenode(c.oid), 0)::int8 FROM pg_class AS c
 WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid)) ORDER BY 1
@@ -88,21 +90,21 @@ SELECT_GRANT = (
     "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has; where rows have policies, "
     "ALTER ROLE … BYPASSRLS"
 )
-"""Next step for a role that may not read a table."""
+"""The next step in an error for a role that may not read a table."""
 
 _FIRST_OF_USERS = 16384
-"""Types below are Postgres' own."""
+"""The lowest oid of user-defined types. Types with a lower oid are built in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table that is published. `columns` are the columns that Postgres sends, with their types' numbers; `key`
-    identifies a row.
+    """A published table. `columns` maps the columns that Postgres sends to the oids of their base types. `key`: the
+    columns that identify a row.
 
-    `oid` stays when the table is renamed; another table of the same name has another `oid`. `membership` has the
-    numbers of its entries in the publication, which change when it is removed and added again. `altered` is the
-    transaction that last changed the options of the publication. `files` hold its rows, and change when it is rewritten
-    or emptied.
+    `oid` is the same after a rename; another table of the same name has another `oid`. `membership`: the oids of the
+    table's entries in the publication, which change if the table is removed and added again. `altered`: the id of the
+    transaction that last changed the publication's options. `files`: oid and file number of each file that stores rows;
+    a file number changes when the table is rewritten or truncated.
     """
 
     oid: int
@@ -122,14 +124,16 @@ class Table:
 
     @property
     def rows(self) -> sql.Composable:
-        """Relation to select from: a table's own rows, without the rows of tables that inherit from it."""
+        """SQL of the relation to select from. Rows of a partitioned table's partitions are included, rows of tables
+        that inherit from the table are not."""
         name = sql.Identifier(self.schema, self.name)
         return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """State of a table in a publication: see `Table`. `named` is the number of the table that has its name, or 0."""
+    """Present state of a table in a publication. `altered` and `membership`: as in `Table`. `is_there`: the table
+    exists. `named`: the oid of the table that has its name, 0 if no table has it."""
 
     altered: int
     membership: Sequence[int]
@@ -138,14 +142,15 @@ class Standing:
 
 
 def split(namespace: str) -> tuple[str, str]:
-    """Return schema and table of a namespace; the default schema is `public`."""
+    """Return the schema and the table's name for a namespace. The default schema is `public`."""
     schema, dot, name = namespace.partition(".")
     return (schema, name) if dot else ("public", namespace)
 
 
 @contextmanager
 def refusals(what: str, next_step: str) -> Iterator[None]:
-    """Raise HarvestError for psycopg's errors. `what` names the failed step."""
+    """Convert psycopg's errors in the block to a HarvestError: AdaptorError, DatabaseAccessDenied or
+    DatabaseUnavailable. `what` names the step that failed, `next_step` its remedy."""
     try:
         yield
     except (pg.InsufficientPrivilege, pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedObject) as error:
@@ -165,13 +170,14 @@ def rows_of(
     statement: LiteralString,
     values: Sequence[object] | Mapping[str, object] = (),
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement that reads `what`. Raises as `refusals` does."""
+    """Execute a statement and return its rows. `what` describes the rows for an error. Raises the errors of
+    `refusals`."""
     with refusals(f"to read {what}", "check the user's grants"):
         return connection.execute(statement, values).fetchall()
 
 
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
-    """Raise unless this role can decode changes on this server."""
+    """Raise an error unless the connection's role can use logical decoding on the server, which must be a primary."""
     require_primary(connection)
     ((wal_level, may_replicate, role, _),) = rows_of(connection, "its settings", _ROLE)
     if wal_level != "logical":
@@ -189,7 +195,8 @@ def require_decoding(connection: psycopg.Connection[Any]) -> None:
 
 
 def publish(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> None:
-    """Ensure that a publication exists and has these tables; without names, the tables that it has."""
+    """Create a publication of `namespaces` if it is missing, and add tables that it lacks. Without namespaces, the
+    publication must exist, and is not changed. Raises AdaptorError if it is unsuitable."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
     absent = [each for each in namespaces if not rows_of(connection, "publications", _TABLE, split(each))]
@@ -231,7 +238,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
 
 
 def standing(connection: psycopg.Connection[Any], publication: str, oid: int, namespace: str) -> Standing:
-    """Return how a table stands in a publication now, and to which table its name leads."""
+    """Return the present state of the table `oid` in a publication. `namespace` is the name it had when it was read."""
     schemas = _SCHEMAS if connection.info.server_version >= _SCHEMAS_SINCE else ""
     statement = _ABOVE + _STANDING.replace("{schemas}", schemas)
     name = sql.Identifier(*split(namespace)).as_string(None)
@@ -242,24 +249,26 @@ def standing(connection: psycopg.Connection[Any], publication: str, oid: int, na
 
 
 def placed(connection: psycopg.Connection[Any], table: Table) -> Table | None:
-    """Return a table under its present schema and name, None if it was dropped."""
+    """Return a table with its present schema and name, None if it was dropped."""
     found = rows_of(connection, table.namespace, _NAME, (table.oid,))
     return replace(table, schema=found[0][0], name=found[0][1]) if found else None
 
 
 def key_of(connection: psycopg.Connection[Any], oid: int) -> Sequence[str]:
-    """Return the columns that identify a row of a table now; none without such columns, or if it was dropped."""
+    """Return the columns that identify a row of a table at present. Empty if there are none, or the table was
+    dropped."""
     found = rows_of(connection, "keys", _KEY_OF, (oid,))
     return found[0][0] if found else ()
 
 
 def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
-    """Return the columns that a table has by now."""
+    """Return the names of the columns that a table has at present."""
     return frozenset(name for name, _, _ in rows_of(connection, table.namespace, _COLUMNS, (table.oid,)))
 
 
 def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
-    """Return the tables to read, by name. Raises AdaptorError for tables that cannot be read."""
+    """Return the published tables in `namespaces` (all published tables if there are none), ordered by name. Raises
+    AdaptorError for tables that cannot be followed."""
     wanted = {".".join(split(each)) for each in namespaces}
     missing, found, keyless = set(wanted), [], []
     for listed in _published(connection, publication):
@@ -317,7 +326,7 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
 
 
 def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
-    """Return the number of a type; for a domain, the number of its base type."""
+    """Return the oid of a type; for a domain, the oid of its base type."""
     if oid < _FIRST_OF_USERS:
         return oid
     return next((int(row[0]) for row in rows_of(connection, "types", _BASE_TYPE, (oid,))), oid)

@@ -1,15 +1,15 @@
-"""Decoded changes of transactions that committed, as messages. No input and output: its lookups are passed in.
+"""Converts decoded changes of committed transactions to messages. It does no input or output: queries are passed in.
 
-- An update of a key is a delete of the old row and an insert of the new row. With the full row as replica identity
-  Postgres does not send which columns are the key. If the key's columns changed since, or had other names, each update
-  that changes anything is a delete of the old row and an insert of the new row: correct for every key.
-- An update lacks a large value that it did not change. If the value belongs to the key, or the table's replica identity
-  is the full row, it comes with the old row. Otherwise its present value is queried. If the row is gone, the update is
-  left out: its delete follows. If the column is gone, it is left out of the message.
-- A row is never named by part of its key: a change without all of it is an error.
-- A table that was emptied is a command, `{"command": "truncate"}`.
-- A table is known by its number, whatever its name; columns and keys are as they were at the time of the change.
-  Another table under the name of a followed table is an error.
+- An update of a key becomes a delete of the old row and an insert of the new row. Under replica identity FULL, Postgres
+  does not send which columns are the key. If the key has other columns now, or they were renamed, each update that
+  changes a value becomes a delete of the old row and an insert of the new row, which is correct for every key.
+- An update lacks a large value that it did not change. If the value belongs to the key, or under replica identity FULL,
+  the old row has the value. Otherwise its present value is queried. If the row is gone, the update is left out, since a
+  delete of the row follows. If the column is gone, the column is left out of the message.
+- A row is never identified by only a part of its key: a change without the whole key is an error.
+- A truncated table becomes a command, `{"command": "truncate"}`.
+- A table is identified by its oid, not by its name. Columns and keys are as they were at the time of the change. If
+  another table takes the name of a followed table, that is an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,15 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, Any] | None]
-"""Return columns of the row with a key, without dropped columns, with their present types; None if no such row."""
+"""A function that returns the present values of columns in the row with a key, without dropped columns; None if there
+is no such row."""
 
 KeyOf = Callable[[int], Sequence[str]]
-"""Return the columns that name a row of a table now."""
+"""A function that returns the columns that identify a row at present, for the oid of a table."""
 
 _FULL = "f"
 _INDEXED = {"d", "i"}
-"""Replica identities that mark only their own columns in the description of a table."""
+"""Replica identities under which the description of a table marks exactly the columns of the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ class _Layout:
     table: Table
     names: Sequence[str]
     key: Sequence[str] | None
-    """None if the key's columns of that time are unknown: the whole row is sent."""
+    """None if the key's columns at the time of the changes are unknown. The whole row then identifies the row."""
     readers: Sequence[Callable[[str], Any]]
 
 
 class Changes:
-    """Takes decoded changes in their order. `end` is the LSN after the last transaction that was taken whole."""
+    """Converts decoded changes, which `take` gets in order. `end` is the LSN after the last complete transaction."""
 
     def __init__(
         self, tables: Sequence[Table], *, base_type: Callable[[int], int], key_of: KeyOf, fetch: Fetch
@@ -72,10 +73,10 @@ class Changes:
         self._timestamp = 0
         self.end = 0
         self.commit: Sequence[int] | None = None
-        """End, number and time (milliseconds since 1970) of that transaction."""
+        """End LSN, transaction id and commit time (milliseconds since 1970) of the last complete transaction."""
         self._xid = 0
         self.is_open = False
-        """True if a transaction has begun and not ended."""
+        """True if the begin of a transaction was taken, and its end was not."""
 
     def take(self, change: Decoded) -> Sequence[PipelineMessage]:
         match change:
@@ -107,7 +108,7 @@ class Changes:
         table = self._tables.get(relation.oid)
         if table is None:
             self._require_other(relation)
-            return None  # the publication has more than is wanted
+            return None  # the publication has tables that the pipeline does not read
         names = [column.name for column in relation.columns]
         return _Layout(
             table,
@@ -117,7 +118,7 @@ class Changes:
         )
 
     def _key_then(self, table: Table, relation: Relation, names: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that identified a row when changes were made, None if they are unknown."""
+        """Return the columns that identified a row when the changes were made, None if that is unknown."""
         if relation.identity in _INDEXED:
             return [column.name for column in relation.columns if column.is_key]
         if relation.identity != _FULL:
@@ -149,7 +150,7 @@ class Changes:
     def _updated(self, layout: _Layout, update: Update) -> Sequence[PipelineMessage]:
         new, old = update.new, update.old
         if old is not None:
-            named = zip(layout.names, old, new, strict=True)  # a value that is not sent is UNCHANGED, not None
+            named = zip(layout.names, old, new, strict=True)  # an unsent value is UNCHANGED, None is a null
             new = [after if after is not UNCHANGED or before is None else before for _, before, after in named]
         if layout.key is None:
             return self._replaced(layout, old, new)
@@ -168,7 +169,7 @@ class Changes:
         return [self._message(Op.DELETE, layout, self._row(layout, old)), self._message(Op.INSERT, layout, row)]
 
     def _fetched(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Mapping[str, Any] | None:
-        """Return the values of the new row that were not sent; None if the row is gone."""
+        """Return the present values of columns that Postgres did not send; None if the row is gone."""
         missing = [name for name, value in zip(layout.names, new, strict=True) if value is UNCHANGED]
         return self._fetch(layout.table, key, missing) if missing else {}
 
@@ -180,7 +181,8 @@ class Changes:
         return {name: row[name] for name in key} if is_key else row
 
     def _key(self, layout: _Layout, row: Row) -> Mapping[str, str]:
-        """Return the whole key of a row, as text. Raises AdaptorError: part of a key names another row, or many."""
+        """Return the whole key of a row, as text. Raises AdaptorError if a part is missing, since the rest may identify
+        another row, or several rows."""
         named, columns = dict(zip(layout.names, row, strict=True)), layout.key or ()
         key = {name: value for name in columns if isinstance(value := named.get(name), str)}
         if key and len(key) == len(columns):

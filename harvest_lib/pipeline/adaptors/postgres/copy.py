@@ -1,8 +1,9 @@
-"""Contents of tables: all rows, read under one snapshot.
+"""Copy of tables: all their rows, read under one snapshot.
 
-A snapshot shows a table that was emptied or rewritten after it without any rows. So all tables are locked (ACCESS
-SHARE) before the first is read, and the catalogue is read before the snapshot and behind the locks. If it differs,
-another snapshot is taken: all changes since the slot was made follow in any case.
+In a snapshot, a table that was truncated or rewritten after the snapshot looks empty. So all tables are locked (ACCESS
+SHARE) before the first row is read, and the catalogue is read both before the snapshot and under the locks. If the
+catalogue has changed in between, another snapshot is taken. That loses nothing: the slot sends all changes since its
+creation.
 """
 
 import logging
@@ -28,16 +29,16 @@ _log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.2
 _PATIENCE_SECONDS = 5.0
-"""A longer wait for other sessions is logged."""
+"""A wait for other sessions that is longer than this is logged."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PATIENCE, _NO_PATIENCE = "SET LOCAL lock_timeout = 500", "SET LOCAL lock_timeout = 0"
-"""Shorter than `deadlock_timeout`: in a deadlock the copy gives up, not the other session."""
+"""The time limit is shorter than `deadlock_timeout`, so that in a deadlock the copy fails, not the other session."""
 _LOCK = sql.SQL("SELECT {} FROM {} LIMIT 0")
-"""It locks the partitions too, and needs no more rights than to read the columns."""
+"""This statement locks the partitions too, and needs only the privilege to read the columns."""
 _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
-# The holders of transaction ids: every role can see these locks, which include prepared transactions.
+# The sessions and prepared transactions that hold a transaction id. Every role can see these locks.
 _OPEN = """
 SELECT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''),
                 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction')
@@ -51,7 +52,7 @@ _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s"
 
 
 class Copy:
-    """Copies tables, once."""
+    """A single copy of tables."""
 
     def __init__(
         self,
@@ -61,8 +62,9 @@ class Copy:
         again: Callable[[Sequence[Table]], Sequence[Table] | None],
         note: Callable[[Sequence[Table]], PipelineMessage],
     ) -> None:
-        """Prepare. `again` reads tables from the catalogue once more, on its own connection; it returns None while
-        another session locks a table. `note` returns the message that records how the tables are followed."""
+        """`connect` opens the connection of the copy. `again` reads tables from the catalogue again, on another
+        connection, and returns None if another session has locked a table. `note` returns the NOOP that records the
+        tables that are followed."""
         self._slot, self._batch_rows = options.slot, options.batch_rows
         self._connect = connect
         self._again = again
@@ -71,10 +73,12 @@ class Copy:
     def run(
         self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
     ) -> Generator[Sequence[PipelineMessage], None, Mapping[str, Table]]:
-        """Copy tables as of a snapshot: the exported snapshot of this name, or a new one. The last message of each
-        table is marked COMPLETE. Return the tables as they are by then, by namespace.
+        """Yield the rows of tables under the exported snapshot named `snapshot`; with None, or if the tables changed,
+        under a new snapshot. The last message of each table is marked COMPLETE. Return the tables by namespace, as the
+        catalogue had them under the locks.
 
-        `sent` has the namespaces that were sent before: PositionLost is raised if such a table was not always followed.
+        `sent` are the namespaces of tables that were sent before. Raises PositionLost if changes of such a table were
+        missed.
         """
         patience, settled_for = waiting(self._slot, "locks on the tables"), None
         with closing(self._connect()) as connection:
@@ -100,7 +104,8 @@ class Copy:
     def _noted(
         self, tables: Sequence[Table], sent: Collection[str]
     ) -> Generator[Sequence[PipelineMessage], None, Sequence[Table] | None]:
-        """Return the tables as they are now, None if they are unknown; yield a note if they changed."""
+        """Return the tables as the catalogue has them now, None if another session has locked one of them. If they
+        changed, yield the NOOP that records them. Raises PositionLost as `run` does."""
         known, now = known_of(tables, {}), self._again(tables)
         if now is not None and known_of(now, {}) != known:
             require_followed([each for each in now if each.namespace in sent], known, slot=self._slot)
@@ -108,10 +113,10 @@ class Copy:
         return now
 
     def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
-        """Wait until all transactions that are open now have ended.
+        """Wait until all transactions that are open at the call have ended. Yields empty batches.
 
-        Changes from before a table was published are not sent. If the slot existed, transactions with such changes end
-        before the snapshot is taken, so that the snapshot contains them.
+        Postgres does not send changes that were made before a table was published. If the slot existed before the table
+        was published, transactions with such changes must end before the snapshot, so that the snapshot contains them.
         """
         (latest,) = rows_of(connection, "transactions", _XMAX)
         patience = waiting(self._slot, lambda: open_transactions(connection))
@@ -123,7 +128,7 @@ class Copy:
     def _rows(
         self, connection: psycopg.Connection[Any], tables: Sequence[Table]
     ) -> Iterator[Sequence[PipelineMessage]]:
-        """Return all rows by the transaction that `_held` began, and end it."""
+        """Yield all rows in the transaction that `_held` began, then commit it."""
         with refusals("to copy", SELECT_GRANT):
             (row,) = connection.execute(_NOW)
             for table in tables:
@@ -132,7 +137,8 @@ class Copy:
 
 
 def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
-    """Log a wait for other sessions once it is long. The caller iterates at each turn of the wait."""
+    """Return an iterator that a caller advances on each turn of a wait for other sessions. After 5 s it logs the wait,
+    once; `what` describes the other sessions."""
     deadline = Deadline(_PATIENCE_SECONDS)
     while not deadline.passed:
         yield
@@ -142,22 +148,23 @@ def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def open_transactions(connection: psycopg.Connection[Any]) -> str:
-    """Return a text that names the oldest open transactions of the whole server."""
+    """Return a text that names up to three open transactions, the oldest on the server."""
     names = [str(name) for (name,) in rows_of(connection, "transactions", _OPEN)]
     return ": ".join(["transactions that are open", *([", ".join(names)] if names else [])])
 
 
 @contextmanager
 def impatient(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Limit the time that statements wait for a lock: Postgres locks tables to list a publication's tables."""
+    """Limit the time that statements in the block wait for a lock to 0.5 s. Postgres locks tables in order to list the
+    tables of a publication."""
     with refusals("to read the catalogue", SELECT_GRANT), connection.transaction():
         connection.execute(_PATIENCE)
         yield connection
 
 
 def _held(connection: psycopg.Connection[Any], tables: Sequence[Table], *, snapshot: str | None) -> bool:
-    """Begin a transaction with one snapshot that keeps tables as they are. Return False if that is impossible for now:
-    another session locks a table, or a table has changed."""
+    """Begin a transaction with a single snapshot, and lock the tables in it. Return False, without a transaction, if
+    that fails for now: another session has locked a table, or a table has changed."""
     with refusals("to copy", SELECT_GRANT):
         lift_timeouts(connection)
         connection.execute(_BEGIN)
@@ -190,7 +197,7 @@ def _table(
     )
     batch: list[PipelineMessage] = []
     room = Room(batch_rows)
-    # By COPY, since that spells values as changes do.
+    # COPY formats values in the same way as changes.
     with refusals(f"to copy {table.namespace}", SELECT_GRANT), connection.cursor().copy(statement) as copy:
         for row in copy.rows():
             data = {

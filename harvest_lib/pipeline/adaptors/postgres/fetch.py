@@ -1,4 +1,4 @@
-"""Present values of single columns, for columns that an update did not change and Postgres therefore did not send."""
+"""Query of the present values of columns that an update did not change, and that Postgres therefore did not send."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, 
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.postgres.sql_ascii import ESCAPED
 
-# Of the index that identifies a row, so that the index is used. Operators of an extension are in its schema.
+# The equality operators of the index that identifies a row, so that Postgres uses the index. They have their schema:
+# an extension's operators are in the extension's schema.
 _EQUALS = """
 SELECT DISTINCT ON (a.attname) a.attname::text, n.nspname::text, o.oprname::text
 FROM pg_index AS i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k (attnum, opclass)
@@ -30,11 +31,11 @@ ORDER BY a.attname, i.indisreplident DESC, i.indisprimary DESC
 def row_of(
     connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return columns of the row with a key, without dropped columns; None if there is no such row.
+    """Return the values of `columns` in the row with a key, without dropped columns; None if there is no such row.
 
-    A value has its column's present type, which may differ from the type at the time of the change.
+    A value has the present type of its column, which may differ from the type at the time of the change.
 
-    The table is found by its number, whatever it is called by now. A table that was dropped has no columns.
+    The table is identified by its oid, so that it is found after a rename. For a dropped table, an empty mapping.
     """
     while True:
         now = placed(connection, table)
@@ -58,7 +59,7 @@ def row_of(
 
 class _Found(NamedTuple):
     is_same: bool
-    """False if the name has become another table's."""
+    """False if another table has the name by now."""
     values: Mapping[str, Any] | None
 
 
@@ -87,7 +88,7 @@ def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, st
         return _Found(is_same=False, values=None)
     if found.get_value(0, 1) is None:
         return _Found(is_same=True, values=None)
-    # As it stands on the wire: text as changes have it, and of a domain the type below it.
+    # The raw result is text in the same format as in changes, and reports the base type for a domain.
     named: dict[str, Any] = {}
     for place, name in enumerate(columns, start=2):
         value = found.get_value(0, place)

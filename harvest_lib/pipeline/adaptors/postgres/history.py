@@ -1,11 +1,11 @@
-"""Comparison of the changes that a slot sends again with the changes that were read: is it the same log?
+"""Check that the changes which a slot sends again are the changes that were read: that the server's log is the same.
 
-A server may be restored to an earlier time with its slot (a snapshot of its volume, a promoted standby). Its log then
-has other transactions where the pipeline's log has the transactions that were read, and reading on would skip them. The
-slot is then at an earlier place too. So changes are requested from the slot's place, not from the place of the
-pipeline's log, and skipped up to there. In between there may be only transactions that were read: the last of these is
-known by its end, its number and its time, since another transaction may well have the same end and number. That
-evidence stays however long the log grows, and as long as nothing is confirmed to the slot.
+A server may be restored to an earlier time with its slot (a snapshot of its volume, a promoted standby). From that time
+on its log has other transactions than those that the pipeline read, and to continue at the pipeline's position would
+skip them. The slot's position is then earlier too. So changes are requested from the slot's position, and skipped up to
+the pipeline's position. The last skipped transaction must be the transaction that was read last. A transaction is
+identified by its end, its id and its time, since another transaction may have the same end and id. The check works
+however long the server's log has grown, as long as no later position is confirmed to the slot.
 """
 
 import re
@@ -18,10 +18,10 @@ from harvest_lib.source.server_identity import lsn_number
 
 
 class Resent:
-    """Skips changes that were read before. Used for one connection."""
+    """Filter that skips changes which were read before, and checks them. Each connection gets its own `Resent`."""
 
     def __init__(self, place: Mapping[str, Any], confirmed: str, *, next_step: str) -> None:
-        """`place` is the position of the pipeline's log, `confirmed` the slot's."""
+        """`place` is the position in the pipeline's log, `confirmed` the LSN that was confirmed to the slot."""
         self._place, self._next_step = place, next_step
         self._end = lsn_number(place["lsn"])
         last = place.get("commit")
@@ -30,11 +30,12 @@ class Resent:
         self._xid = 0
         self._is_passing = True
         self.is_checked = False
-        """True once the server's log is known to be the log that was read. A confirmation before that would advance the
-        slot, and Postgres would not send the evidence again at the next start."""
+        """True after the check has succeeded. A confirmation before the check would advance the slot, and at the next
+        start Postgres would not send the transactions that the check needs."""
 
     def is_new(self, change: Decoded) -> bool:
-        """Return True for a change that was not read before, or describes a table. Raises PositionLost."""
+        """Return True for a change that was not read before, and for every description of a table. Raises PositionLost
+        if the check fails."""
         match change:
             case Begin():
                 self._is_passing, self._xid = change.lsn < self._end, change.xid
@@ -46,7 +47,7 @@ class Resent:
         return not self._is_passing or isinstance(change, Relation)
 
     def alive(self, lsn: int) -> None:
-        """Note that all changes before a place have come. Raises PositionLost."""
+        """Note that the server has sent all changes before `lsn`. Raises PositionLost if the check fails."""
         if lsn >= self._end:
             self._check()
 
@@ -63,7 +64,8 @@ class Resent:
 
 
 def fork_of(history: str, timeline: int) -> int | None:
-    """Return the LSN at which a server's history left a timeline, None if it was never on that timeline."""
+    """Return the LSN at which a server left a timeline, None if it was never on that timeline. `history` is the content
+    of the server's timeline history file."""
     for line in history.splitlines():
         if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == timeline:
             return lsn_number(found[2])

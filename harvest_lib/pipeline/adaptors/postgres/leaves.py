@@ -1,8 +1,8 @@
-"""Tables and partitions of a publication whose changes Postgres does not send.
+"""Check for tables and partitions of a publication whose changes Postgres does not send completely.
 
-Changes of an unlogged table are not in the log. A partition may have its own replica identity. Its deletes may then
-name a row by other columns than the table's key, or its old rows may lack columns that Postgres describes as present.
-Foreign partitions need no check: a table with a key refuses them.
+Changes of an unlogged table are not in the log. A partition may have a replica identity that differs from its table's:
+deletes may then identify a row by columns other than the table's key, or old rows may lack columns that Postgres
+describes as present. Foreign partitions need no check: a partitioned table with a key cannot have them.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import psycopg
 
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table, rows_of
 
-# A replica identity without columns is refused by Postgres, with the first update or delete.
+# A replica identity without columns needs no check: Postgres refuses the first update or delete.
 _UNSENT = """
 SELECT kind, name, columns FROM (
   SELECT CASE WHEN c.relpersistence = 'u' THEN 'unlogged'
@@ -34,7 +34,7 @@ SELECT kind, name, columns FROM (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsent:
-    """A table or partition whose changes do not come. `is_lost`: its earlier changes are gone."""
+    """A table or partition whose changes Postgres does not send completely. `is_lost`: earlier changes are lost."""
 
     is_lost: bool
     evidence: str
@@ -42,9 +42,9 @@ class Unsent:
 
 
 def unsent(connection: psycopg.Connection[Any], table: Table) -> Unsent | None:
-    """Return the first partition of a table, or the table, with unsent changes; None if Postgres sends all changes.
+    """Return the first of a table and its partitions whose changes are not sent; None if Postgres sends all changes.
 
-    Raises as `catalog.refusals` does.
+    Raises the errors of `catalog.refusals`.
     """
     found = rows_of(connection, table.namespace, _UNSENT, {"oid": table.oid, "key": list(table.key)})
     for kind, name, columns in found:

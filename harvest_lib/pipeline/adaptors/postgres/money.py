@@ -1,9 +1,9 @@
-"""Values of the type `money`, between servers whose `lc_monetary` differs.
+"""Checks that values of the type `money` mean the same amount on two servers whose `lc_monetary` may differ.
 
-Postgres stores the number of the smallest unit, and the session's `lc_monetary` sets the decimal places. Sessions of
-pipelines use `C`: `$1,234.50`, so text carries the number itself. It means the same if both servers' own settings
-have two decimal places, as most do. Other settings (yen: none, dinar: three) are refused, and so is text in the
-spelling of another locale: `12,50` is 1250 in `C`.
+Postgres stores an amount as a whole number of the smallest unit, and the session's `lc_monetary` sets the number of
+decimal places. Sessions of pipelines use `C` (`$1,234.50`), so the stored number is transferred unchanged. The amount
+is the same if the settings of both servers have two decimal places, as most have. Servers with other settings (yen:
+none, dinar: three) are refused. Text in the format of another locale is refused too: `12,50` would be 1250 in `C`.
 """
 
 import re
@@ -39,8 +39,8 @@ _C = "SELECT set_config('lc_monetary', 'C', false)"
 
 
 def require_two_digits(connection: psycopg.Connection[Any], what: str) -> None:
-    """Raise AdaptorError unless the server's own `lc_monetary` has two decimal places. `what` has columns of money.
-    Raises psycopg.Error."""
+    """Raise AdaptorError unless the `lc_monetary` that is configured on the server has two decimal places. `what` is
+    the name of the table with columns of money. Raises psycopg.Error."""
     (row,) = connection.execute(_OWN)
     (one,) = connection.execute(_ONE)
     connection.execute(_C)
@@ -54,9 +54,9 @@ def require_two_digits(connection: psycopg.Connection[Any], what: str) -> None:
 
 
 def is_carried(value: object) -> bool:
-    """Return True if a value means the same amount wherever it is read: a number, or text as `C` spells it."""
+    """Return True if a value means the same amount on every server: a number, or text in the format of `C`."""
     if value is None or isinstance(value, list | tuple):
-        return True  # arrays are text of the source's
+        return True  # an array that a source read is text
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float | Decimal):
@@ -65,6 +65,6 @@ def is_carried(value: object) -> bool:
 
 
 def columns_of_money(connection: psycopg.Connection[Any], oid: int) -> Mapping[str, bool]:
-    """Return the columns of a table that contain money, by name: True for money alone (an array, a domain), False for
-    composites and ranges. Raises psycopg.Error."""
+    """Return the names of a table's columns that contain money. The value is True for the type itself, its arrays and
+    domains, False for composites and ranges that contain it. Raises psycopg.Error."""
     return dict(connection.execute(_HELD, (oid,)).fetchall())

@@ -1,4 +1,4 @@
-"""The options of reader and writer of `postgres`."""
+"""Options of the adaptor `postgres`, for its reader and its writer."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from harvest_lib.pipeline.adaptors import Options
 
 
 class PostgresReading(Options):
-    """Tables to be copied and followed."""
+    """The options of copying and following tables."""
 
     data_source: DataSource
     """The Postgres server and database, as in `dataSource`. The role needs REPLICATION, and SELECT on the tables."""
@@ -18,10 +18,10 @@ class PostgresReading(Options):
     """The replication slot, created if it is missing. Two pipelines cannot share a slot."""
 
     publication: str | None = Field(default=None, min_length=1, max_length=63)
-    """The publication, made if it is not there (if the role owns the tables). Default: named as the slot."""
+    """The publication, created if it is missing (the role must own the tables). Default: the name of the slot."""
 
     tables: Sequence[str] = ()
-    """`schema.table`, each; without a schema it is `public`. Default: all that the publication has."""
+    """Names of tables, as `schema.table`; the default schema is `public`. Default: all tables of the publication."""
 
     initial_copy: bool = True
     """True to copy the rows of the tables first. Default: true."""
@@ -31,14 +31,14 @@ class PostgresReading(Options):
 
 
 class PostgresWriting(Options):
-    """Tables to be written to. They have to be there, each with a primary key or with `key`."""
+    """The options of writing to tables. The tables must exist, and have a primary key or an entry in `key`."""
 
     data_source: DataSource
     """The server and database, as in `dataSource`. The role needs SELECT, INSERT, UPDATE and DELETE on the tables."""
 
     table: str | None = None
-    """The table for all messages. Default: the table that the namespace names."""
+    """The table for all messages. Default: the table whose name is the message's namespace."""
 
     key: Mapping[str, Sequence[str]] = Field(default_factory=dict)
-    """Per table (`schema.table`): the columns that identify a row, with a unique index. Default: the
-    primary key."""
+    """Per table (`schema.table`): the columns that identify a row. They need a unique index. Default: the primary
+    key."""

@@ -1,7 +1,7 @@
-"""Messages of Postgres' output plugin `pgoutput`, protocol version 1, decoded. Pure: bytes in, values out.
+"""Decoder for messages of Postgres' output plugin `pgoutput`, protocol version 1. It is pure: bytes in, values out.
 
-Values come as text, as Postgres spells them; `UNCHANGED` stands for a large value (TOAST) that an update left alone and
-that is therefore not sent. Numbers are big-endian; times are microseconds since 2000-01-01.
+Values are text in Postgres' output format. `UNCHANGED` stands for a large value (TOAST) that Postgres does not send,
+because an update did not change it. On the wire, numbers are big-endian, and times are microseconds since 2000-01-01.
 """
 
 import enum
@@ -14,7 +14,7 @@ from harvest_lib.postgres.sql_ascii import ESCAPED
 
 
 class Unchanged(enum.Enum):
-    """The type of the single value that replaces unsent values."""
+    """The type of `UNCHANGED`, which replaces values that Postgres does not send."""
 
     UNCHANGED = "unchanged"
 
@@ -27,7 +27,7 @@ _2000_MILLISECONDS = 946_684_800_000
 
 
 class Begin(NamedTuple):
-    """A transaction that has committed begins. `timestamp`: when it committed, milliseconds since 1970."""
+    """The begin of a committed transaction. `timestamp`: time of its commit, in milliseconds since 1970."""
 
     lsn: int
     timestamp: int
@@ -35,7 +35,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """It ends. A reader that has taken it in goes on at `end`."""
+    """The end of a transaction. `end`: the LSN after it, where a reader that has this transaction continues."""
 
     lsn: int
     end: int
@@ -43,7 +43,7 @@ class Commit(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table. `is_key`: part of the key that identifies a row in updates and deletes."""
+    """A column of a table. `is_key`: the column belongs to the key that identifies a row in updates and deletes."""
 
     name: str
     type_oid: int
@@ -52,9 +52,9 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """Description of a table, before the first change of it and after each change of its columns.
+    """Description of a table. Postgres sends it before the table's first change, and after each change of its columns.
 
-    `identity`: `d` the primary key, `n` nothing, `f` the full row, `i` an index.
+    `identity` is the replica identity: `d` the primary key, `n` nothing, `f` the full row, `i` an index.
     """
 
     oid: int
@@ -72,7 +72,8 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A row was changed. `old` is there if its key was changed (the key alone), or by identity `f` (the full row)."""
+    """A row was changed. `old` is the former key if the key was changed, the full former row under identity `f`, else
+    None."""
 
     oid: int
     old: Sequence[Value] | None
@@ -81,7 +82,7 @@ class Update(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A row was removed. `old` is its key alone, or the full row by identity `f`."""
+    """A row was deleted. `old` is its key, or the full row under identity `f`."""
 
     oid: int
     old: Sequence[Value]
@@ -89,7 +90,7 @@ class Delete(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Tables were emptied."""
+    """Tables were truncated."""
 
     oids: Sequence[int]
     cascades: bool
@@ -97,7 +98,7 @@ class Truncate(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Something that changes no rows: an origin, a type, a message of an application."""
+    """A message that changes no rows: an origin, a type, or a message of an application."""
 
     kind: str
 
@@ -108,7 +109,7 @@ _OTHERS = b"OYM"
 
 
 def decode(payload: bytes) -> Decoded:
-    """Decode one message. Raises AdaptorError if it is not a message of protocol version 1."""
+    """Decode one message. Raises AdaptorError if `payload` is not a message of protocol version 1."""
     try:
         cursor = _Cursor(payload)
         decoded = _decode(cursor)
@@ -163,7 +164,7 @@ class _Cursor:
         self.position = 0
 
     def numbers(self, form: str) -> tuple[int, ...]:
-        """Return the numbers of a format of `struct`."""
+        """Read the numbers that `form`, a format of `struct`, describes."""
         found = struct.unpack_from(form, self._payload, self.position)
         self.position += struct.calcsize(form)
         return found

@@ -1,27 +1,26 @@
-"""Tables of Postgres: first all their rows, then changes, as they commit.
+"""Reader of Postgres tables: first all their rows, then their changes in the order of the commits.
 
-    slot made, snapshot exported ─► NOOP where it begins ─► tables under that snapshot ─► changes after the slot's begin
-                                     Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
+    slot created, snapshot exported ─► NOOP with its start ─► rows under that snapshot ─► changes after the slot's start
+                                        Sync NOOP {"lsn"}      Copy … Complete             Sync, and NOOPs {"lsn"}
 
     NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…", "timeline": 1,
                                  "commit": [23803720, 741, 1795896690259]}
-                                                     where to go on; end, number and time of the last transaction
+                                     the LSN to continue at; end LSN, id and commit time (ms) of the last transaction
     NOOP  postgres/SLOT/tables  {"public.flights": [16402, 741, 16411], "public.old": null}
-                                                     tables that are followed, by their numbers; null: it was once
+                                     the numbers of each followed table (`slot.Known`); null: not followed any more
 Promises
-- Nothing is missed: the slot is made first, and keeps all changes from then on; the rows of the tables are read under
-  the snapshot of that very moment. A snapshot does not show a table that was rewritten after it: if that happened
-  before the tables were locked, they are read under a new snapshot.
-- Stopped anywhere, it continues after the last transaction that the log has whole. A table with an incomplete copy is
-  copied again, under a new snapshot, with all changes since the slot was made still to follow. Until the changes have
-  caught up, an older version of a row may come after a newer version.
-- A gap is an error: a table that was left out for a while, or out of the publication; another table of the same
-  name; a publication whose options were altered, even if they are back; a server that lacks changes that were read from
-  it.
-- Only positions that `kept` names are confirmed to the slot. Later changes are there again, whatever happens here.
-- A transaction's messages come together and in order, transactions in the order of their commits; a transaction that
-  did not commit never comes. A large transaction comes in several batches.
-- Once it follows changes, it waits for a server that is unavailable.
+- Nothing is missed. The slot is created first, and retains all changes from its start; rows are read under the slot's
+  exported snapshot. In a snapshot, a table that was rewritten after the snapshot looks empty: if that happened before
+  the tables were locked, they are read under a new snapshot.
+- After a stop at any point, the reader continues after the last complete transaction in the commit log. A table with
+  an incomplete copy is copied again under a new snapshot, and all changes since the slot's creation still follow. Until
+  the changes have caught up, an older version of a row may come after a newer version.
+- A gap is an error: a table was not followed for a while, or was removed from the publication; another table has the
+  name; the publication's options were altered, even if they were restored; the server lacks changes that were read.
+- Only positions that were passed to `kept` are confirmed to the slot. So later changes can be read again after a crash.
+- A transaction's messages are contiguous and in order, and transactions are in the order of their commits. An aborted
+  transaction is never read. A large transaction is yielded in several batches.
+- From the start of the changes on, the reader waits if the server is unavailable.
 """
 
 import logging
@@ -70,11 +69,11 @@ from harvest_lib.source.server_identity import lsn_number
 _log = logging.getLogger(__name__)
 
 _ALL_ROWS = {"row_security": "off"}
-"""Rows that a policy would hide are an error then, not left out."""
+"""With this parameter, rows that a policy would hide cause an error instead of being left out."""
 
 _WAIT_SECONDS = 0.2
 _BUSY_SECONDS = 30.0
-"""A server may take a while to notice that the previous reader is gone."""
+"""How long to wait for a busy slot: a server may need a while to notice that the previous reader is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -82,7 +81,8 @@ class PostgresReader(Reader):
     """`Reader` of published tables."""
 
     def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
-        """While nothing changes in the tables, the position in the log is sent every `position_seconds`."""
+        """`position_seconds`: while no table changes, the interval at which a NOOP with the present LSN is yielded, and
+        the interval of the checks of the publication."""
         self._options = options
         self._publication = options.publication or options.slot
         self._namespace = f"postgres/{options.slot}"
@@ -106,7 +106,7 @@ class PostgresReader(Reader):
         require_whole(before.data if before is not None else None, known, slot=options.slot)
         catalog.publish(connection, self._publication, options.tables)
         tables = catalog.tables(connection, self._publication, options.tables)
-        # A table that is copied, and of which nothing was sent, has no gap whatever happened to it.
+        # A table that will be copied, and of which no message was sent, cannot have a gap.
         kept = [each for each in tables if each.namespace in last or not options.initial_copy]
         require_followed(kept, known, slot=options.slot)
         require_sent(connection, tables, {each.namespace for each in kept} & set(known), slot=options.slot)
@@ -151,7 +151,8 @@ class PostgresReader(Reader):
         return self._watch.seen()
 
     def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
-        """Wait while another connection makes the slot, which a pipeline may have left behind as it was stopped."""
+        """Wait while another connection creates the slot: a pipeline that was stopped may have left it behind. Yields
+        empty batches."""
         patience = None
         while (maker := maker_of(connection, self._options.slot)) is not None:
             patience = patience or waiting(
@@ -162,7 +163,8 @@ class PostgresReader(Reader):
             yield []
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[PipelineMessage], None, tuple[str, str]]:
-        """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
+        """Create the slot; return its first LSN and the name of its snapshot. Postgres first waits for the end of open
+        transactions; during that wait, this yields empty batches."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` limit their number"
         patience = waiting(self._options.slot, lambda: open_transactions(self._connect()))
@@ -175,10 +177,11 @@ class PostgresReader(Reader):
             yield []
 
     def _confirm(self) -> None:
-        """Confirm the position that was kept to the server, if it listens, and has the log that was read."""
+        """Confirm the last position passed to `kept` to the server. Does nothing before the stream of changes has begun
+        and the server's log is checked (`Resent`)."""
         if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
             return
-        with suppress(psycopg.Error):  # a lost connection shows when it is next read from
+        with suppress(psycopg.Error):  # the next read from a lost connection fails too, and reports it
             self._stream.confirm(self._kept)
             self._confirmed = self._kept
 
@@ -201,7 +204,7 @@ class PostgresReader(Reader):
                 if not waits:
                     _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": error.evidence})
                 waits = True
-            self.close()  # all connections: another server may answer now
+            self.close()  # closes all connections: a new connection may reach another server
             deadline, pause = Deadline(pause), min(pause * 2, _LONGEST_PAUSE_SECONDS)
             while not deadline.passed:
                 time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds))
@@ -210,7 +213,7 @@ class PostgresReader(Reader):
     def _attached(
         self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str
     ) -> Iterator[Sequence[PipelineMessage]]:
-        """Follow changes on one connection, from the slot's place; skip changes that were read before."""
+        """Yield changes from one connection, starting at the slot's position. Skips changes that were read before."""
         slot = self._options.slot
         if self._stream is None:
             connection = self._connect()
@@ -240,7 +243,7 @@ class PostgresReader(Reader):
             if answer is not None:
                 break
             yield []
-        # Again, now that the slot is held: a previous connection of this reader may have sent a late confirmation.
+        # Read again while the slot is in use by this reader: before, an earlier connection may have confirmed late.
         confirmed = place_of(self._connect(), slot, place) or confirmed
         changes = Changes(
             tables,
@@ -258,15 +261,15 @@ class PostgresReader(Reader):
         batch: list[PipelineMessage] = []
         room = Room(self._options.batch_rows)
         look_at = boot_seconds() + self._position_seconds
-        owes = False  # messages were sent down since the last position
+        owes = False  # True: messages were yielded after the last position
         while True:
-            # A transaction that has begun to come comes at once: its end is waited for.
+            # Inside a transaction, wait for the next change even if the batch is not empty: it follows soon.
             received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)
             match received:
                 case Change():
                     taken = changes.take(change) if resent.is_new(change := decode(received.payload)) else []
                     batch += taken
-                    for each in taken:  # not by the payload: it lacks large values that were fetched
+                    for each in taken:  # not the payload's size: it lacks large values that were queried
                         room.take(size_of(each.data))
                     if not room.is_full:
                         continue
@@ -321,7 +324,7 @@ class PostgresReader(Reader):
         return connect(self._conninfo, {**READING, **_ALL_ROWS})
 
     def close(self) -> None:
-        """See `Reader`; it may read again, over new connections."""
+        """See `Reader`. The reader can read again afterwards, over new connections."""
         stream, self._stream, self._following = self._stream, None, False
         if stream is not None:
             stream.close()
@@ -331,7 +334,7 @@ class PostgresReader(Reader):
 
 
 def lsn_text(lsn: int) -> str:
-    """Return a number of bytes as an LSN."""
+    """Return the text of an LSN, such as `0/16B3748`, for its number."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 

@@ -1,13 +1,13 @@
-"""Postgres' replication protocol over psycopg's libpq: make a slot, follow it, confirm kept positions.
+"""Client of Postgres' replication protocol over psycopg's libpq: creates a slot, receives changes, confirms positions.
 
-psycopg has no class for it; libpq's calls for COPY in both directions are all that is needed. Nothing here waits longer
-than its timeout: the caller calls again for a late answer.
+psycopg has no class for the protocol. It needs only libpq's functions for COPY in both directions. No method waits
+longer than its timeout: the caller calls `answer` or `receive` again for a late result.
 
 Promises
-- Only positions given to `confirm` are reported to the server as kept.
-- `receive` answers the server's keepalive requests. The server has no timeout after which it drops the reader: a
-  transaction that takes longer to be written than a timeout would come from its beginning again and again. A host that
-  is gone it notices by TCP.
+- Only positions that were passed to `confirm` are reported to the server as stored.
+- `receive` answers the server's keepalive requests. `wal_sender_timeout` is switched off: with a timeout, the server
+  would disconnect a reader that writes a transaction for longer than the timeout, and then send the transaction from
+  its start, again and again. TCP keepalives let the server detect a reader whose host is gone.
 """
 
 import selectors
@@ -38,29 +38,29 @@ _PATIENCE = {
 
 
 class Change(NamedTuple):
-    """A message of the output plugin."""
+    """A message of the output plugin, not decoded."""
 
     payload: bytes
 
 
 class Alive(NamedTuple):
-    """The server lives, and has read its log up to here; all changes before that it has sent."""
+    """A keepalive: the server has read its log up to `lsn`, and has sent all changes before `lsn`."""
 
     lsn: int
 
 
 class Replication:
-    """A replication connection to a database. Used by one thread."""
+    """A replication connection to a database. A single thread uses it."""
 
     def __init__(self, conninfo: str, settings: Mapping[str, str]) -> None:
-        """Connect; `settings` are the session's. Raises DatabaseError."""
+        """Connect, with `settings` as parameters of the session. Raises DatabaseError."""
         self._connection: psycopg.Connection[Any] = connect(
             make_conninfo(conninfo, replication="database"), {**settings, **_PATIENCE}
         )
         self._pgconn = self._connection.pgconn
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
-        self._kept = 0  # which the server takes for nothing
+        self._kept = 0  # the server ignores position 0
 
     def ask(self, command: str) -> None:
         """Send a command; `answer` returns its result."""
@@ -68,7 +68,7 @@ class Replication:
         self._flush()
 
     def answer(self, timeout_seconds: float) -> list[tuple[str, ...]] | None:
-        """Return the rows of the answer, None if it does not come within the timeout. Raises psycopg.Error."""
+        """Return the rows of the answer, None if no answer comes within the timeout. Raises psycopg.Error."""
         deadline = Deadline(timeout_seconds)
         while self._pgconn.is_busy():
             if not self._selector.select(deadline.remaining_seconds):
@@ -89,7 +89,7 @@ class Replication:
         ]
 
     def ask_for(self, command: str) -> list[tuple[str, ...]]:
-        """Send a command that is answered at once, and return the rows. Raises psycopg.Error."""
+        """Send a command, wait up to 10 s for the answer, and return its rows. Raises psycopg.Error."""
         self.ask(command)
         rows = self.answer(_SEND_SECONDS)
         if rows is None:
@@ -97,12 +97,12 @@ class Replication:
         return rows
 
     def follow(self, slot: str, publication: str, lsn: str) -> None:
-        """Request all changes after a place; `answer` returns [] if they come, `receive` returns them."""
+        """Request all changes after `lsn`. `answer` returns [] if the server accepts; `receive` returns the changes."""
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
         self.ask(f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn} (proto_version '1', publication_names {names})")
 
     def receive(self, timeout_seconds: float) -> Change | Alive | None:
-        """Return the next message, or None if none comes within the timeout. Raises psycopg.Error."""
+        """Return the next message, None if no message comes within the timeout. Raises psycopg.Error."""
         deadline = Deadline(timeout_seconds)
         while True:
             size, data = self._pgconn.get_copy_data(1)
@@ -123,7 +123,7 @@ class Replication:
             self._pgconn.consume_input()
 
     def confirm(self, lsn: str) -> None:
-        """Report to the server that it need not keep changes before a place any more. Raises psycopg.Error."""
+        """Report to the server that it need not retain changes before `lsn` any more. Raises psycopg.Error."""
         self._kept = max(self._kept, lsn_number(lsn))
         self._report()
 
@@ -133,7 +133,7 @@ class Replication:
         self._connection.close()
 
     def _report(self) -> None:
-        # Times are for the server's statistics only, zero will do.
+        # The server uses the time only for its statistics, so zero is good enough.
         self._pgconn.put_copy_data(_STATUS.pack(b"r", self._kept, self._kept, self._kept, 0, 0))
         self._flush()
 

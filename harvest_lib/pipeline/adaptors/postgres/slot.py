@@ -1,7 +1,8 @@
-"""Checks that a slot, its tables and its server still follow on a pipeline's log. Each gap is an error.
+"""Checks that a slot, its tables and its server continue where the pipeline's log ends. Each gap is an error.
 
-A gap has changes that will never be sent: the slot is gone or was moved on; a table was left out for a while, or
-recreated; the server was restored to an earlier time, or promoted before it had everything.
+A gap means changes that will never be sent. Causes: the slot is gone, or another reader advanced it; a table was not
+followed for a while, or was recreated; the server was restored to an earlier time, or was promoted as a standby that
+lacked changes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,17 +20,19 @@ from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.source.server_identity import lsn_number
 
 Known = Mapping[str, Sequence[int] | None]
-"""Tables that were ever followed, by namespace: their numbers (the table's, the transaction that last changed the
-publication's options, its entries in the publication); None for a table that is not followed any more."""
+"""All tables that were ever followed, by namespace. The numbers of a table are its oid, the id of the transaction that
+last changed the publication's options, and the oids of the table's entries in the publication. None instead of numbers
+means that the table is not followed any more."""
 
 _PLACE = frozenset({"lsn", "system", "timeline", "commit"})
 _FEWEST_NUMBERS = 3
-"""Of a followed table: its own number, the number of the publication's options, and an entry."""
+"""The numbers that `Known` has for a followed table, at least: its oid, a transaction id, and an entry's oid."""
 
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
 """
-# The first connection holds a slot until it is made; before that it has no place. A physical slot never has a place.
+# While a slot is being created, the creating connection is active on it, and it has no confirmed LSN. A physical slot
+# never has a confirmed LSN.
 _MAKER = """
 SELECT coalesce(active_pid, 0) FROM pg_replication_slots
 WHERE slot_name = %s AND slot_type = 'logical' AND confirmed_flush_lsn IS NULL
@@ -38,24 +41,26 @@ _SERVER = "SELECT system_identifier::text, pg_current_wal_flush_lsn()::text FROM
 
 
 def system_of(connection: psycopg.Connection[Any]) -> str:
-    """Return the server's identifier, which a copy of its files has too."""
+    """Return the server's system identifier. A copy of the server's files has the same identifier."""
     return _server(connection)[0]
 
 
 def maker_of(connection: psycopg.Connection[Any], slot: str) -> int | None:
-    """Return the process id of the connection that is still making a slot, None if there is no such connection.
+    """Return the process id of the server process that is still creating a slot, None if there is no such process.
 
-    It waits for transactions that were open, and does not notice meanwhile that its client has gone: a pipeline that
-    was stopped while it waited leaves it behind. It goes, and the slot with it, once it need not wait any more.
+    The process waits for transactions that were open, and during the wait does not notice that its client has
+    disconnected. So a pipeline that is stopped during the wait leaves the process behind. The process ends after those
+    transactions, and the unfinished slot is removed with it.
     """
     found = catalog.rows_of(connection, "slots", _MAKER, (slot,))
     return int(found[0][0]) if found else None
 
 
 def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str, Any] | None) -> str | None:
-    """Return the LSN that was confirmed to a slot; None if it has to be made. Raises PositionLost.
+    """Return the LSN that was confirmed to a slot; None if the slot has to be created.
 
-    `before` is the position of the log: `lsn`, and `system`, the server's identifier.
+    `before` is the position in the pipeline's log (`lsn` and `system`, the server's identifier), None at the first
+    start. Raises PositionLost if the slot or the server lacks changes after it, AdaptorError if the slot is unusable.
     """
     found = catalog.rows_of(connection, "slots", _SLOT, (slot,))
     copy_again = gone_for_good(slot)
@@ -64,7 +69,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
     if not found:
         if before is None:
             return None
-        # Not permanent: a failover may restore the slot late. A slot that was made again is recognized by its start.
+        # Not permanent: after a failover, the slot may reappear later. A recreated slot is recognized by its start.
         raise PositionLost(
             f"the slot {slot!r} is not there any more",
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
@@ -99,7 +104,8 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
 
 def require_timeline(replication: Replication, before: Mapping[str, Any], slot: str) -> int:
-    """Return the server's timeline. Raises PositionLost if it left a position's timeline before that position."""
+    """Return the server's timeline. Raises PositionLost if the server left the timeline of the position `before` at an
+    LSN before that position."""
     _, timeline, *_ = replication.ask_for("IDENTIFY_SYSTEM")[0]
     now, known = int(timeline), before.get("timeline", int(timeline))
     if now != known:
@@ -117,8 +123,8 @@ def require_timeline(replication: Replication, before: Mapping[str, Any], slot: 
 
 
 def require_log(error: DatabaseUnavailable, slot: str) -> None:
-    """Raise PositionLost if the server has lost a file of its log, or of the slot. Postgres reports that in the class
-    of system errors, most of which pass."""
+    """Raise PositionLost if `error` says that the server lacks a file of its log or of the slot. Postgres reports a
+    missing file as a system error, as it does with failures that are only temporary."""
     if isinstance(error.__cause__, pg.UndefinedFile):
         raise PositionLost(
             f"the server's log lacks changes kept for the slot {slot!r}: it was reset (pg_resetwal), or files "
@@ -129,12 +135,13 @@ def require_log(error: DatabaseUnavailable, slot: str) -> None:
 
 
 def gone_for_good(slot: str) -> str:
-    """Return the next step where changes are gone."""
+    """Return the text of the next step for an error whose changes are lost."""
     return f"the changes since then are gone: {_how_to_copy_again(slot)}; all tables are copied again then"
 
 
 def require_whole(place: Mapping[str, Any] | None, known: Known, *, slot: str) -> None:
-    """Raise PositionLost if a log's position lacks the fields that reveal a gap: another version wrote it."""
+    """Raise PositionLost if the position in the log (`place`, `known`) lacks fields by which a gap is detected. Another
+    version of the library wrote such a position."""
     lacking = sorted(_PLACE - place.keys()) if place is not None else []
     lacking += [name for name, numbers in known.items() if numbers is not None and len(numbers) < _FEWEST_NUMBERS]
     if lacking:
@@ -146,7 +153,7 @@ def require_whole(place: Mapping[str, Any] | None, known: Known, *, slot: str) -
 
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
-    """Return the known tables once these tables are followed."""
+    """Return the new value of `Known`: the numbers of `tables`, and None for all other tables in `before`."""
     return {
         **dict.fromkeys(before),
         **{each.namespace: [each.oid, each.altered, *each.membership] for each in tables},
@@ -154,7 +161,7 @@ def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] 
 
 
 def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> None:
-    """Raise PositionLost if one of the tables was not followed all the time since it first was."""
+    """Raise PositionLost if one of the tables was not followed continuously since it was first followed."""
     for table in tables:
         if table.namespace not in known:
             continue
@@ -173,8 +180,8 @@ def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> Non
 def require_sent(
     connection: psycopg.Connection[Any], tables: Sequence[Table], followed: Collection[str], *, slot: str
 ) -> None:
-    """Raise if Postgres does not send all changes of one of the tables: PositionLost for a table that is among the
-    namespaces that were `followed`, and has lost some, else AdaptorError."""
+    """Raise an error if Postgres does not send all changes of one of the tables: PositionLost if changes of a table in
+    `followed` (namespaces) are lost already, else AdaptorError."""
     for table in tables:
         found = unsent(connection, table)
         if found is None:
@@ -192,9 +199,9 @@ def require_sent(
 def require_members(
     connection: psycopg.Connection[Any], publication: str, tables: Sequence[Table], *, slot: str
 ) -> None:
-    """Raise PositionLost if changes of one of the tables may not have come since: it was taken out of the publication,
-    the publication was altered, another table has its name, or it is unlogged. One that was dropped has no changes.
-    Raises AdaptorError if its next changes will not come: see `require_sent`."""
+    """Raise PositionLost if changes of a table may have been missed since reading began: the table was removed from the
+    publication, the publication was altered, another table has the name, or the table is unlogged. A dropped table is
+    no error. Raises AdaptorError if later changes will not be sent: see `require_sent`."""
     require_sent(connection, tables, {each.namespace for each in tables}, slot=slot)
     for table in tables:
         now = catalog.standing(connection, publication, table.oid, table.namespace)

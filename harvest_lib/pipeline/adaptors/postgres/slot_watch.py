@@ -1,9 +1,9 @@
-"""The state of a replication slot: the log that the server keeps for it, and how soon it gives the slot up.
+"""The state of a replication slot: how much log the server retains for it, and how soon the server invalidates it.
 
 Promises
-- Postgres is queried only on demand, once a minute at most, over a connection that is closed again: however
-  long the reader waits for writers, the state is known.
-- One row of `pg_replication_slots` is read, which every role may read.
+- Postgres is queried only on demand and at most once a minute, over a separate connection that is closed after the
+  query. So the state is known even while the reader waits for writers.
+- The query reads one row of `pg_replication_slots`, which every role may read.
 """
 
 from contextlib import closing
@@ -21,8 +21,10 @@ FROM pg_replication_slots WHERE slot_name = %s AND NOT pg_is_in_recovery()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
-    """One slot. `status` is Postgres' `wal_status`: reserved, extended, unreserved or lost. `retained_bytes` of its log
-    are kept for the slot, None once it is lost; it may be lost after `safe_bytes` more: None without such a limit."""
+    """State of a slot. `status` is Postgres' `wal_status`: reserved, extended, unreserved or lost.
+
+    `retained_bytes`: the size of the log that the server retains for the slot, None if the slot is lost. `safe_bytes`:
+    how much the log may grow before the slot may be lost, None if there is no limit."""
 
     slot: str
     status: str
@@ -31,14 +33,15 @@ class SlotState:
 
 
 class SlotWatch:
-    """Watches one slot of the server in a connection string."""
+    """Queries the state of a slot in the background. `conninfo` names its server."""
 
     def __init__(self, conninfo: str, slot: str) -> None:
         self._conninfo, self._slot = conninfo, slot
         self._answer: RareAnswer[SlotState | None] = RareAnswer(self._ask, None, name="harvest-slot")
 
     def seen(self) -> SlotState | None:
-        """Return the last answer, None without an answer or a slot. For any thread; does not wait."""
+        """Return the last known state; None if there is no answer yet, or no such slot. Any thread may call it. It does
+        not block."""
         return self._answer.seen()
 
     def _ask(self) -> SlotState | None:

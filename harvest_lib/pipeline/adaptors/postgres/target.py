@@ -1,7 +1,7 @@
 """A destination table: its columns, the columns that identify a row, and the statements that write rows.
 
-Each transaction reads its definition again, under a lock that blocks changes of the table: a cast that was right for
-the column's former type would round or cut values.
+Each transaction reads the table's definition again, under a lock that blocks changes of the definition. Otherwise a
+column could get another type, and a cast to the former type would round or truncate values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 
 _LOCK = "SELECT FROM {} WHERE false"
 
-# -1 gives a type without its length: NULL would give `character`, and `bit`, which have one character. `family` is the
-# root of the tables that it is a partition or a child of: their rows are the same. Types of users, whose oids
-# begin with 16384, may be made of money.
+# The modifier -1 returns a type without its length; NULL would return `character` and `bit`, whose length is 1.
+# `family` is the root of the tables of which this table is a partition or a child: they share rows. User-defined types
+# (oids from 16384 on) may contain money.
 _COLUMNS = """
 WITH RECURSIVE found AS (
   SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -80,8 +80,9 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A table: its columns' types; the columns that identify a row, that have to be given, that are never
-    changed, and that Postgres generates from other columns."""
+    """A destination table. `types` has the type of each column that can be written. `key`: the columns that identify a
+    row. `required`: columns that an insert must contain. `fixed`: columns that are never updated. `generated`: columns
+    that Postgres computes from other columns."""
 
     name: tuple[str, str]
     types: Mapping[str, str]
@@ -90,13 +91,13 @@ class Target:
     fixed: frozenset[str]
     generated: frozenset[str]
     collations: Mapping[str, str]
-    """Of columns that have another than their type, quoted."""
+    """Collations, quoted as SQL, of columns whose collation is not the default of their type."""
     by_bytes: frozenset[str]
-    """Text columns in which different bytes are a different value."""
+    """Columns in which texts with different bytes are different values: their collation is deterministic."""
     money: Mapping[str, bool]
-    """Columns with money: see `columns_of_money`."""
+    """Columns that contain money, as `columns_of_money` returns them."""
     family: int
-    """Tables that may have the same rows have the same."""
+    """A number that is the same for tables which may share rows (partitions, parents and children)."""
 
     def __str__(self) -> str:
         return ".".join(self.name)
@@ -116,7 +117,8 @@ class Target:
         return self._fill(_DELETE, self.key)
 
     def ranks(self) -> sql.Composed:
-        """Return the statement that numbers keys: keys that Postgres compares as equal get the same number."""
+        """Return the statement that assigns a number to each key. Keys that Postgres considers equal get the same
+        number."""
         order = [
             sql.SQL("{} COLLATE {}").format(self._cast(each), sql.SQL(self.collations[each]))
             if each in self.collations
@@ -126,7 +128,7 @@ class Target:
         return self._fill(_RANK, self.key, casts=sql.SQL(", ").join(order))
 
     def key_of(self, message: PipelineMessage) -> Key:
-        """Return the key of a message's row, as text. Raises MessageRefused where the message does not fit."""
+        """Return the key of a message's row, as text. Raises MessageRefused if the message does not fit the table."""
         data, known = message.data, self.types.keys() | self.generated
         unknown = [each for each in data if each not in known] if message.op is not Op.DELETE else []
         missing = [each for each in self.key if data.get(each) is None]
@@ -146,7 +148,7 @@ class Target:
         )
 
     def is_plain(self, message: PipelineMessage) -> bool:
-        """Return True if the text of a message's key is equal to another if, and only if, the key is."""
+        """Return True if the message's key has one possible text, so that equal keys always have equal texts."""
         return all(self._is_plain(each, message.data[each]) for each in self.key)
 
     def _is_plain(self, column: str, value: object) -> bool:
@@ -167,12 +169,12 @@ class Target:
         )
 
     def _cast(self, column: str) -> sql.Composed:
-        # Without the type's length: a cast would cut a value that is too long, storing it refuses it.
+        # Without the type's length: a cast would truncate a value that is too long, while an insert refuses it.
         return sql.SQL("v.{}::{}").format(sql.Identifier(column), sql.SQL(self.types[column]))
 
 
 def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresWriting) -> Target:
-    """Return the table of a namespace as it is, and stays until the end of the transaction. Raises AdaptorError."""
+    """Return the table of a namespace. Its definition is locked until the transaction ends. Raises AdaptorError."""
     name = split(options.table or namespace)
     with refusals(f"to read {'.'.join(name)}", "check the user's grants"):
         _require_own_rows(name, connection.execute(_OTHER, name).fetchall())  # before a foreign server is queried
@@ -208,8 +210,8 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
 
 
 def _require_own_rows(name: tuple[str, str], found: Sequence[tuple[str | None]]) -> None:
-    """Raise AdaptorError for a relation that stores its rows elsewhere: two names may then lead to one row, and
-    Postgres does not report where a row is really written."""
+    """Raise AdaptorError for a relation (such as a view) whose rows are stored in another table. Two names may then
+    refer to one row, and Postgres does not report to which table it writes."""
     if found and found[0][0] is not None:
         raise AdaptorError(
             f"rows of {'.'.join(name)} cannot be written in order",

@@ -1,8 +1,8 @@
-"""Converts values of Postgres, as text of its output functions, to values of messages, and back.
+"""Converts values between Postgres' text format (of its output functions) and messages, in both directions.
 
-Numbers, booleans, bytes and points in time become Python's; all else stays the text that it is (timestamps without a
-zone, dates, JSON, arrays, UUIDs, enums, ranges …), which Postgres reads back exactly. The session must have the
-settings of `SETTINGS`, which determine this spelling.
+Numbers, booleans, bytes and timestamps with a time zone become Python objects. Values of all other types (timestamps
+without a zone, dates, JSON, arrays, UUIDs, enums, ranges …) stay text, which Postgres reads back exactly. The session
+must have the parameters `SETTINGS`, which determine the text format.
 """
 
 import math
@@ -14,10 +14,12 @@ from typing import Any
 from harvest_lib.pipeline.extended_json import document
 
 SETTINGS: Mapping[str, str] = {"timezone": "UTC", "lc_monetary": "C", "xmloption": "content"}
-"""Set beside the session settings of `harvest_lib.postgres.database`, for readers, their replication, and writers."""
+"""Session parameters of readers, replication connections and writers, in addition to the parameters of
+`harvest_lib.postgres.database`."""
 READING: Mapping[str, str] = {**SETTINGS, "search_path": ""}
-"""Of readers: the name of a table in a value (`regclass` and its like) has its schema then, and means the same there.
-Writers keep the path of their role, on which triggers of the destination may rely."""
+"""Session parameters of readers. With an empty path, a table's name in a value (of `regclass` and similar types)
+includes the schema, and so means the same table at the destination. Writers keep the path of their role, because
+triggers at the destination may rely on it."""
 
 _BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
 _WHOLE = (20, 21, 23, 26)
@@ -43,12 +45,12 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 
 
 def reader_of(type_oid: int) -> Callable[[str], Any]:
-    """Return the function that converts text of a type to a message's value."""
+    """Return the function that converts the text of a value of a type to the value in a message."""
     return _READ.get(type_oid, str)
 
 
 def text_of(value: object, type_name: str) -> str | None:
-    """Return a message's value as text that Postgres casts to a column's type. Raises MessageRefused."""
+    """Return a value of a message as text that Postgres can cast to the column's type. Raises MessageRefused."""
     match value:
         case None | str():
             return value
@@ -85,8 +87,8 @@ def _array(values: list[Any] | tuple[Any, ...], type_name: str) -> str:
 
 
 def array_of(texts: Iterable[str | None]) -> str:
-    """Return an array of texts, as Postgres reads it. psycopg's own array of them is made by a regular expression,
-    during which no other thread runs: 1.7 s for 4 MB of JSON."""
+    """Return texts as an array in Postgres' text format. psycopg would build the array with a regular expression that
+    blocks all other threads: for 1.7 s with 4 MB of JSON."""
     return "{" + ",".join(map(_element, texts)) + "}"
 
 

@@ -1,15 +1,15 @@
-"""Tables of Postgres, written in bulk, in a transaction per batch.
+"""Writer to Postgres tables, in bulk: a transaction per batch.
 
 Promises
-- `write` returns once the transaction is durable. A batch that fails leaves nothing behind.
-- Inserts and updates both add the row or change it; a delete of a row that is not there does nothing. So writing a
-  batch again has the same result as writing it once.
-- Several messages of one row take effect one after the other, whatever else the batch has, whichever namespaces
-  they come from, and however they spell its key.
-- A table is as it is at each batch: columns that are added or get another type meanwhile are taken as they are then.
-- A column that a message does not have is left alone.
-- Values go as text, which Postgres reads as the column's type: a value that does not fit, too long a text for instance,
-  is refused and never cut.
+- `write` returns when the transaction is durable. A batch that fails has no effect.
+- Inserts and updates are upserts, and a delete of a missing row does nothing. So writing a batch twice has the same
+  result as writing it once.
+- Messages of the same row take effect in their order, even if they come from several namespaces, or have different
+  texts for the same key.
+- Each batch reads the definitions of its tables again, so that added columns and changed types are respected.
+- A column that a message does not have keeps its value.
+- Values are sent as text, which Postgres converts to the column's type. A value that does not fit, such as a text that
+  is too long, is refused and never truncated.
 """
 
 from collections import defaultdict
@@ -35,8 +35,9 @@ from harvest_lib.postgres.database import connect, translate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:
-    """Outcome of a row. `clears`: its previous state does not matter. `data`: its columns afterwards, None if it is
-    deleted. `is_new`: it is known to have been inserted; else columns that are not in `data` stay."""
+    """Result of all messages of a row in a batch. `clears`: the row was deleted, so its state before the batch is
+    dropped. `data`: the columns to write, None if the row ends deleted. `is_new`: an insert is among the messages after
+    the last delete; if not, columns that are not in `data` keep their values."""
 
     clears: bool
     data: Mapping[str, Any] | None
@@ -44,8 +45,8 @@ class RowOutcome:
 
 
 def outcomes(keyed: Iterable[tuple[Key, PipelineMessage]]) -> dict[Key, RowOutcome]:
-    """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once results
-    in the same rows as writing the messages in order."""
+    """Return the outcome of each row, in the order of the rows' first messages. Writing each outcome once results in
+    the same rows as writing all messages in order."""
     found: dict[Key, RowOutcome] = {}
     for key, message in keyed:
         if message.op is Op.DELETE:
@@ -59,7 +60,7 @@ def outcomes(keyed: Iterable[tuple[Key, PipelineMessage]]) -> dict[Key, RowOutco
 
 
 class PostgresWriter:
-    """`Writer` to tables that are there."""
+    """`Writer` to existing Postgres tables."""
 
     def __init__(self, options: PostgresWriting) -> None:
         self._options = options
@@ -69,7 +70,7 @@ class PostgresWriter:
     def write(self, messages: Sequence[PipelineMessage]) -> None:
         try:
             connection = self._connected()
-            targets: dict[str, Target] = {}  # of this transaction: a table may be changed until the next
+            targets: dict[str, Target] = {}  # for this transaction only: a table may be altered before the next
             with connection.transaction():
                 for is_command, run in groupby(messages, lambda message: message.op is Op.COMMAND):
                     if is_command:
@@ -84,7 +85,7 @@ class PostgresWriter:
                 evidence="text with something in it that is not Unicode: half of a surrogate pair, or bytes of a "
                 "database without an encoding that are not UTF-8",
                 remedy="correct it where it was written, or in a transform",
-            ) from None  # the cause carries the text
+            ) from None  # the cause contains the text of the message
         except psycopg.Error as error:
             raise _refused(error, messages) from error
 
@@ -96,8 +97,8 @@ class PostgresWriter:
     def _rows(
         self, connection: psycopg.Connection[Any], targets: dict[str, Target], messages: Iterable[PipelineMessage]
     ) -> None:
-        # By the tables that are written, whatever the messages come from. Of tables that may have the same rows, each
-        # run of messages is written before the next run.
+        # Messages are grouped by destination table, not by namespace. If tables may share rows (a family), consecutive
+        # messages of one table are a run, and the runs are written in order.
         families: dict[int, list[tuple[Target, list[PipelineMessage]]]] = defaultdict(list)
         for message in messages:
             if message.op is Op.NOOP:
@@ -155,7 +156,8 @@ class PostgresWriter:
 def _keyed(
     connection: psycopg.Connection[Any], target: Target, messages: Sequence[PipelineMessage]
 ) -> list[tuple[Key, PipelineMessage]]:
-    """Return each message with the key of its row, one text for each row: `1.0` and `1.00` may be the same row."""
+    """Return each message with the key of its row. Messages of a row get the same key, even if the texts differ: `1.0`
+    and `1.00` may be the same row."""
     keys = [target.key_of(message) for message in messages]
     distinct = list(dict.fromkeys(keys))
     if len(distinct) > 1 and not all(map(target.is_plain, messages)):
@@ -174,7 +176,7 @@ def _execute(
 
 
 def _refused(error: psycopg.Error, messages: Sequence[PipelineMessage]) -> Exception:
-    """Return the error of refused messages, with only the parts of the server's error that hold no values."""
+    """Return the error for a batch that failed. Of the server's error it contains only parts without values."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
         if postgres_causes.answered(error):
