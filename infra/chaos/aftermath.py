@@ -10,7 +10,7 @@ from infra.chaos.history.events import Poll, TermEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
-    """Data about one fault. `at` is its start by the boot clock, and `leader` the process that led at that time.
+    """Data about a fault. `at` is its start by the boot clock, and `leader` the process that led at that time.
     `terms` are all terms of the run, by time. `copies` are the duplicates that the checker found."""
 
     at: float

@@ -33,5 +33,5 @@ class Following:
         return now
 
     def unread(self, events: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `events` that the reader has not read, sorted."""
+        """Return the part of `events` that the reader has not read, sorted."""
         return tuple(sorted(set(events) - self.reader.seen))

@@ -135,7 +135,7 @@ class Link:
 
 
 class Links:
-    """All links, on one event loop in its own thread; a context manager."""
+    """All links of a run, on an event loop in its own thread; a context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

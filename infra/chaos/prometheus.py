@@ -1,4 +1,4 @@
-"""A Prometheus server for one run: it scrapes the harvesters, evaluates rules, and reports alerts with their times.
+"""A Prometheus server for a run: it scrapes the harvesters, evaluates rules, and reports alerts with their times.
 
 It starts without data, so the ranges that a rule reads contain no event from before its start.
 """

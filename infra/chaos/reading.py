@@ -1,4 +1,4 @@
-"""Readers that write what they read into the history: one follows the topic, another reads all of it at the end."""
+"""Readers that record their reads: a reader that follows the topic, and a reader of the whole topic at the end."""
 
 import json
 import threading

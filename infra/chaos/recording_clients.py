@@ -97,7 +97,7 @@ Report = Callable[[KafkaError | None, Message], None]
 
 
 class RecordedProducer:
-    """A producer that records messages and delivery reports, except those of the harvesters' own topics."""
+    """A producer that records messages and delivery reports. It ignores messages to the harvesters' own topics."""
 
     def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
         self._recorder = recorder

@@ -104,7 +104,7 @@ class NativeRecorder:
             raise KafkaException(error_of(code))
 
     def _resolved(self, named: Sequence[tuple[CDLL, Sequence[str]]]) -> Any:
-        """Resolve the functions that the library calls. The one that adds an interceptor is replaced by `_added`."""
+        """Resolve the functions that the library calls. `_added` replaces the function that adds an interceptor."""
         found, count = self._resolve(named)
         names = [name for _, some in named for name in some]
         self._kafka = next(each for each, some in named if _ADDS_INTERCEPTOR in some)

@@ -40,7 +40,7 @@ class Feed:
             raise self._error
 
     def wake(self) -> None:
-        """End the current pause or, if there is none, the next one."""
+        """End the current pause or, if there is none, the next pause."""
         self._woken.set()
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ SIZE = 3
 
 
 class DemoPool:
-    """Harvesters of one outbox; one of them leads."""
+    """Harvesters of the same outbox, of which a single harvester leads."""
 
     def __init__(self, config: Path, folder: Path, size: int = SIZE) -> None:
         """Prepare; nothing is started yet."""

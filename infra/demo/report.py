@@ -1,7 +1,7 @@
 """Computes the numbers of `report.json` from the samples of a run and from its audits.
 
-Pure: no I/O, no clock. Input times are Unix time in seconds; those of the audit are in milliseconds. Output times are
-seconds since the act began.
+Pure: no I/O, no clock. Input times are Unix time in seconds, in the audit in milliseconds. Output times are seconds
+since the act began.
 """
 
 from collections import deque
@@ -45,7 +45,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All observations of one act."""
+    """All observations of an act."""
 
     began: float
     wall_seconds: float

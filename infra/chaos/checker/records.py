@@ -46,7 +46,7 @@ def stamp(event: Event) -> Stamp:
 
 
 class WriteLifecycle:
-    """A writer's transaction. `last.type` is its outcome: `ok`, `fail`, or `invoke` and `info` for an unknown one."""
+    """A writer's transaction. `last.type` is its outcome: `ok`, `fail`, or unknown (`invoke` and `info`)."""
 
     __slots__ = ("first", "last", "seen", "transaction")
 

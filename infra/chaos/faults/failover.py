@@ -1,8 +1,8 @@
 """Faults after which another Postgres is the primary: the primary is killed, and a streaming standby is promoted.
 
-A synchronous standby has all committed rows. An asynchronous standby lacks the last ones: the missing records are
-queried and noted before any harvester or writer reaches the standby. Harvesters that halt because of it are started
-again, after the command that their error names was run.
+A synchronous standby has all committed rows. An asynchronous standby lacks the last rows: the missing records are
+queried and noted before any harvester or writer reaches the standby. Harvesters that halt because of the failover are
+started again, after the command that their error names was run.
 """
 
 import json
