@@ -100,7 +100,7 @@ class System:
         self.servers = [self.postgres]
         """All Postgres servers that the run has had, standbys included."""
         self.happened: list[FailoverLoss | RecreatedTopic | Park] = []
-        """Effects of faults on records that are not yet in the history."""
+        """Effects of faults on records. An effect is removed when it is written into the history."""
         self.following: Following
         """The reader that follows the topic; set when the reader has begun."""
         self.topic_made_at = 0.0

@@ -150,7 +150,7 @@ def _colour(term: Mapping[str, Any]) -> str:
 
 
 def _limits(act: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the limits of the time axis. It begins at the first committed row, as servers only start before."""
+    """Return the limits of the time axis. It begins at the first committed row, before which servers start."""
     first = next((later["at"] for _, later in pairwise(act["samples"]) if later["committed"]), 0.0)
     ends = [first, *(term["last"] for term in act["terms"]), *(each["killed_at"] for each in act["failovers"])]
     return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

@@ -160,7 +160,7 @@ class StreamQuery:
             return found
         with suppress(psutil.NoSuchProcess):
             for each in psutil.Process(pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):  # a zombie too
+                with suppress(psutil.NoSuchProcess):  # psutil raises it for a zombie too
                     if "pyspark.daemon" in each.cmdline() and "pyspark.daemon" in psutil.Process(each.ppid()).cmdline():
                         found.append(each)
         return found

@@ -153,7 +153,7 @@ class RecordLifecycle:
         self.observations: tuple[Observation, ...] = ()
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
-        """True if a server took over that lacks the record: it may be seen or not, and no order is expected of it."""
+        """True if a server without the record took over: the record may be seen or not, and in any order."""
         self.gone = False
         """True if the record was lost with a deleted topic, so that it need not be seen."""
         self.parked = False

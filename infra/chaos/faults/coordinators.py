@@ -63,7 +63,8 @@ def _commits(system: System) -> Iterator[str]:
 
 
 def _partition(name: str, partitions: int) -> int:
-    """Return the partition in which Kafka stores a transactional id: the absolute value of Java's hash, modulo."""
+    """Return the partition in which Kafka stores a transactional id: the absolute value of the hash that Java computes,
+    modulo the number of partitions."""
     hashed = 0
     for unit in name.encode("ascii"):
         hashed = (31 * hashed + unit) & 0xFFFFFFFF

@@ -159,11 +159,11 @@ def _asked_for(system: System) -> set[str]:
 
 
 def _bring_back(system: System) -> None:
-    """Run the command that the halted harvesters' error names, and start them again, until a harvester stores a
-    checkpoint on the new primary."""
+    """Run the command that the error of the halted harvesters names, and restart these harvesters, until a harvester
+    stores a checkpoint on the new primary."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
-        is_rewound = system.mode.delivery != "transactional"  # in a transaction, the checkpoint in Kafka counts
+        is_rewound = system.mode.delivery != "transactional"  # with transactions only the checkpoint in Kafka counts
 
         def goes_on() -> bool:
             nonlocal is_rewound
@@ -193,6 +193,6 @@ FAULTS: Mapping[str, Fault] = {
         promise="the new primary's records are delivered; a harvester that knew more halts with an error",
         inject=_failover("async"),
         seconds=(1, 4),
-        fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is in Postgres, so records after it repeat
+        fits=lambda mode: mode.delivery != "sequenced",  # the standby's checkpoint is older: records repeat
     ),
 }
