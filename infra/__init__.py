@@ -1,1 +1,1 @@
-"""Surroundings of the harvester: servers for a machine that has none."""
+"""Code around the harvester: fault injection, demos, the platform, monitoring, generated docs, commands of a clone."""

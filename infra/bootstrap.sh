@@ -1,5 +1,6 @@
 #!/bin/sh
-# Make the environment from the committed lock, with uv; bring uv into our own folder if it is not there.
+# Make the environment from the committed lock, with uv. If the machine has no suitable uv, install it in the state
+# folder.
 #   bootstrap.sh PYTHON STATE_DIR [uv sync options]
 set -eu
 python=$1 state=$2
@@ -14,13 +15,13 @@ say() { printf '%s\n' "$*" >&2; }
     exit 1
 }
 
-# What `make clean` may remove.
+# The mark by which `make clean` knows that it may remove this folder.
 if [ -z "$(ls -A "$state" 2>/dev/null)" ]; then
     mkdir -p "$state"
     : > "$state/.harvest-state"
 fi
 
-# A uv that is there will do if it is new enough to read the lock, audit it and write a bill of it.
+# An installed uv is used if it is new enough to read the lock, audit it and write a bill of materials.
 oldest=0.13.8
 uv=$(command -v uv || true)
 if [ -n "$uv" ]; then
@@ -47,7 +48,7 @@ if [ -z "$uv" ]; then
     fi
 fi
 
-# The user's own settings for other projects must not change what is installed here, or where.
+# The user's settings for other projects must change neither the installed packages nor their folder.
 unset UV_PROJECT UV_WORKING_DIRECTORY UV_NO_BUILD UV_NO_BINARY UV_NO_EDITABLE UV_LOCKED VIRTUAL_ENV || true
 "$uv" sync --quiet --frozen --no-progress --python "$python" "$@"
 if [ "$(uname -s)" = Linux ] && [ ! -e harvest_lib/native/hand_over.so ]; then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Bring a Chromium for the browser tests where that may be done: by the system's packages, as root. Where it may not,
-# the tests say what is missing.
+# Install Chromium for the browser tests from the system's packages. This needs root. Without root nothing is installed,
+# and the tests report what is missing.
 set -eu
 for name in chromium chromium-browser google-chrome google-chrome-stable; do
   if command -v "$name" >/dev/null 2>&1; then exit 0; fi

@@ -1,4 +1,4 @@
-"""Consumers as processes that are killed, frozen and thawed; their events are read from their logs."""
+"""Consumers as processes that can be killed, frozen and thawed. Their events are read from their logs."""
 
 import random
 import signal
@@ -14,22 +14,22 @@ from infra.processes import environment
 from infra.waiting import until
 
 SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")
-"""A short session. Brokers allow less than 6 s only with a lower `group.min.session.timeout.ms`."""
+"""Options for a short session. Brokers permit less than 6 s only with a lower `group.min.session.timeout.ms`."""
 
 _STOP_SECONDS = 20.0
 _WAIT_SECONDS = 60.0
 
 
 class ConsumerPool:
-    """Some members of a group. A number identifies a member, whichever process it has by now."""
+    """The members of a consumer group, numbered from 0. A member keeps its number when its process is replaced."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, size: int, variables: Mapping[str, str], folder: Path
     ) -> None:
-        """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
+        """`variables` are added to the environment of the processes: the DSN, which must not be in a command line."""
         self.kills = self.freezes = 0
         self.fenced = 0
-        """Refused transactions of members that had been frozen, as of the last `look`."""
+        """Number of refused transactions of members that had been frozen, as of the last `look`."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._environment = {**environment(), **variables}
         self._folder = folder
@@ -43,19 +43,19 @@ class ConsumerPool:
             for number in range(1, size + 1)
         ]
         self._logs = [JsonLines(member.log) for member in self._members]
-        self._were_frozen: set[int] = set()  # and not killed since
-        self._owner: dict[str, int] = {}  # by shard: the member that began last
+        self._were_frozen: set[int] = set()  # members that were frozen, and not killed since
+        self._owner: dict[str, int] = {}  # by shard: the last member that began to process it
 
     def start(self) -> None:
-        """Start all; returns at once."""
+        """Start all members; returns at once."""
         for member in self._members:
             member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
-        """Kill a member and freeze another, anywhere in a transaction. Thaw it once others have its partitions.
+        """Kill a member and freeze another, at a random time. Thaw the frozen member when others have its partitions.
 
-        `written` and `taken` count messages. Returns once all have been taken that were written by then. Raises
-        StackError if that takes too long.
+        `written` and `taken` count messages. Returns when all messages that were written before the thaw have been
+        taken. Raises StackError if that takes too long.
         """
         self._await(lambda: all(map(self.owns, range(len(self._members)))), "a consumer is given no partition")
         killed, frozen = self._random.sample(range(len(self._members)), 2)
@@ -71,7 +71,7 @@ class ConsumerPool:
         until(condition, _WAIT_SECONDS, otherwise, next_step=f"read the logs in {self._folder}", watched=[self.look])
 
     def kill(self, member: int) -> None:
-        """SIGKILL a member, and start another in its place."""
+        """SIGKILL the process of a member, and start a new process of it."""
         self._members[member].kill()
         self.look()
         self._were_frozen.discard(member)
@@ -80,22 +80,22 @@ class ConsumerPool:
         self._members[member].spawn(self._command, environment=self._environment)
 
     def freeze(self, member: int) -> None:
-        """Stop a member's time."""
+        """Freeze the process of a member (SIGSTOP)."""
         self.look()
         self._members[member].suspend()
         self._were_frozen.add(member)
         self.freezes += 1
 
     def thaw(self, member: int) -> None:
-        """Let it go on."""
+        """Let the process of a frozen member continue."""
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Return True if a member has partitions that no other has got since, as of the last `look`."""
+        """Return True if a member is the last that began to process some partition, as of the last `look`."""
         return member in self._owner.values()
 
     def look(self) -> None:
-        """Read the new lines of the logs."""
+        """Read the new lines of all logs, and update the owners and the counts."""
         said = [
             (line.get("timestamp", ""), number, line) for number, log in enumerate(self._logs) for line in log.new()
         ]
@@ -114,7 +114,7 @@ class ConsumerPool:
         }
 
     def stop(self) -> None:
-        """End all, in order and then by force."""
+        """Stop all members, by SIGTERM and then by force."""
         for member in self._members:
             member.begin_stop()
         for member in self._members:

@@ -1,9 +1,9 @@
-"""`make demo-consume`: flights are counted exactly, while the consumers that count are killed and frozen.
+"""`make demo-consume`: three consumers count each flight once, while consumers are killed and frozen.
 
     flights ─► outbox ─► harvester ─► Kafka ─► three consumers ─► flight_counts
-                                                  ▲ a consumer is killed and another frozen, again and again
+                                                  ▲ six times, a consumer is killed and another is frozen
 
-Flights come slowly until the last fault, so that every fault interrupts consumers that are busy.
+Flights are written slowly until the last fault, so that every fault interrupts busy consumers.
 
 Exit codes: 0 each flight was counted once; 1 otherwise, or something failed; 130 interrupted, and 143 terminated, with
 nothing left running.
@@ -51,16 +51,16 @@ _NOTES = {
 
 
 class FlightFeed(Feed):
-    """The flights of 2013 on their way into an outbox, a thousand to a transaction: slowly until `load_rest`."""
+    """Writes the flights of 2013 into an outbox, 1,000 in a transaction; slowly until `load_rest` is called."""
 
     def __init__(self, place: Place, *, per_second: int) -> None:
         super().__init__("flights", self._load)
         self.by_key: Counter[str | None] = Counter()
-        """Committed flights, by key: the aircraft, or where it is unknown, carrier and number of the flight."""
+        """Number of committed flights by key: the aircraft or, if it is unknown, carrier and number of the flight."""
         self._place, self._pause = place, _BATCH / per_second
 
     def load_rest(self) -> None:
-        """Load the rest without pauses."""
+        """Write the remaining flights without pauses."""
         self._pause = 0.0
         self.wake()
 
@@ -78,7 +78,7 @@ class FlightFeed(Feed):
 
 
 def run(folder: Path, place: Place, progress: Progress) -> dict[str, Any]:
-    """Run a demo in a place of its own, and return its report. Raises HarvestError when a part of it fails."""
+    """Run the demo at `place`, and return its report. Raises HarvestError if a part of it fails."""
     flights = FlightFeed(place, per_second=_PER_SECOND)
     with DemoRun(folder, place, progress) as demo:
         demo.harvest(size=1, delivery="transactional")

@@ -1,7 +1,7 @@
-"""Write generated files, by `make docs`: `docs/cli.md` from the commands, `docs/metrics.md` from the catalogue, and
-the dashboard from its code.
+"""Writes the generated files of `make docs`: `docs/cli.md` from the commands, `docs/metrics.md` from the catalogue of
+metrics, and the dashboard from its code.
 
-The same commands give the same text, whatever the terminal: nothing is wrapped to its width and nothing is coloured.
+The text depends on the commands only, not on the terminal: it is neither wrapped to the terminal's width nor coloured.
 """
 
 import re
@@ -102,7 +102,7 @@ def render() -> str:
 
 
 def _described(command: Any, context: typer.Context) -> Iterator[str]:
-    """Yield a command and, if it is a group of commands, the commands in it."""
+    """Yield the text about a command and, if it is a group, about the commands in it."""
     yield f"## {context.command_path}\n"
     yield from _sentences(command.help or "")
     yield from _examples(command.epilog or "")
@@ -114,14 +114,14 @@ def _described(command: Any, context: typer.Context) -> Iterator[str]:
 
 
 def main() -> None:
-    """Rewrite the files."""
+    """Write all generated files."""
     FILE.write_text(render(), encoding="utf-8")
     METRICS.write_text(render_metrics(), encoding="utf-8")
     dashboard.FILE.write_text(dashboard.render(), encoding="utf-8")
 
 
 def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
-    """Yield paragraphs as paragraphs and indented lines, which are examples, as a block of code."""
+    """Yield the paragraphs of a help text; then the examples, which are its indented lines, as a block of code."""
     examples: list[str] = []
     for paragraph in text.split("\n\n")[skip:]:
         before, example, after = paragraph.partition("Example:  ")
@@ -135,7 +135,7 @@ def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
 
 
 def _examples(epilog: str) -> Iterator[str]:
-    """Yield the examples of an epilogue, `Example: first · second`, as a block of code."""
+    """Yield the examples of an epilogue of the form `Example: first · second` as a block of code."""
     _, found, examples = epilog.partition("Example: ")
     yield from _code(examples.split(" · ") if found else [])
 

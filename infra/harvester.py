@@ -1,4 +1,4 @@
-"""One harvester as a real `harvest run` process; whether it leads is read from its log, as an operator would."""
+"""One harvester as a real `harvest run` process. Its log shows whether it leads, as it does for an operator."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ _RUN = (sys.executable, "-m", "harvest_lib.cli", "run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
-    """Harvester `harvester` began to lead under `leader_id` at `at` (Unix time)."""
+    """A term: the number of the harvester, its leader id, and the Unix time `at` when it began to lead."""
 
     harvester: int
     leader_id: UUID
@@ -28,7 +28,7 @@ class Lead:
 
 
 class Harvester:
-    """One process of the pool."""
+    """One process of a pool. Its attributes are as of the last `look`."""
 
     def __init__(self, number: int, config: Path, folder: Path, *, command: Sequence[str | Path] = _RUN) -> None:
         """Prepare; nothing is started yet. `command` runs the harvester, `harvest run` by default."""
@@ -45,13 +45,13 @@ class Harvester:
         self._lines = JsonLines(self.process.log)
 
     def start(self) -> None:
-        """Start it; returns at once."""
-        # The variables that named the servers of the stack would go before the file.
+        """Start the process; returns at once."""
+        # Variables of harvesters would override the configuration file.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
         self.process.spawn(self._command, environment=environment)
 
     def look(self) -> list[Lead]:
-        """Read its new log lines, and return the terms it began."""
+        """Read the new lines of its log, and return the terms that it began."""
         began: list[Lead] = []
         for line in self._lines.new():
             event = line.get("event")

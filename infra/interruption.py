@@ -1,4 +1,4 @@
-"""A program that ends early, by a signal or an error."""
+"""The early end of a program, by a signal or an error."""
 
 import signal
 from collections.abc import Callable
@@ -23,7 +23,8 @@ class Interrupted(BaseException):
 
 
 def interrupt_on_signals() -> None:
-    """From now on the first signal raises Interrupted; later signals do nothing, so as not to disturb the end."""
+    """Make the first SIGINT, SIGTERM or SIGHUP raise Interrupted. Later signals are ignored, so that the program can
+    clean up undisturbed."""
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
 
@@ -35,7 +36,7 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 
 
 def exit_code_of(work: Callable[[], object], console: Console) -> int:
-    """Do the work, and return the exit code of the program: 0, 1 after a HarvestError, or the exit code of a signal."""
+    """Call `work`, and return the program's exit code: 0; 1 after a HarvestError; 128 plus a signal's number."""
     try:
         work()
     except Interrupted as interruption:
@@ -48,6 +49,6 @@ def exit_code_of(work: Callable[[], object], console: Console) -> int:
 
 
 def show_error(error: HarvestError) -> None:
-    """Print the error on standard error."""
+    """Print an error to standard error."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     errors.print(Text("error: ", style="red").append(Text(str(error), style="not red")))

@@ -1,4 +1,4 @@
-"""Follow a process's log for the lines of JSON in it."""
+"""Reads the JSON lines of a log while a process writes the log."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class JsonLines:
-    """The JSON objects that a log holds, each returned once; other lines are passed over."""
+    """Reads each JSON object of a log once. Other lines are skipped."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._position = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the objects on the lines completed since the last call."""
+        """Return the objects in the lines that were completed since the last call."""
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:

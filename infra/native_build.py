@@ -1,5 +1,5 @@
-"""Builds the C library of `harvest_lib.native` along with the package, if there is a C compiler. Otherwise the
-package lacks only that file, and Python does its work. Hatchling calls this; see `pyproject.toml`.
+"""Builds the C library of `harvest_lib.native` with the package if there is a C compiler. Without a compiler the
+package lacks only the library, whose work Python does. Hatchling calls this module; `pyproject.toml` registers it.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # no package is built here, but a test compiles the library
+except ImportError:  # no package is being built: a test compiles the library
     BuildHookInterface = object
 
 SOURCES = "harvest_lib/native"
@@ -21,11 +21,11 @@ LIBRARY = "harvest_lib/native/hand_over.so"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling has no types here
-    """Compiles the C files of a folder into a library that is linked with no Python: a wheel of it is for every
-    Python."""
+    """Compiles the C files of a folder into a library that is not linked with Python, so that a wheel with it fits
+    every version of Python 3."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and add the result to a wheel; an editable install finds it in the source tree."""
+        """Compile the library. Add it to a wheel, or leave it in the source tree for an editable install."""
         is_editable = version == "editable"
         library = Path(self.root) / LIBRARY if is_editable else Path(mkdtemp()) / "hand_over.so"
         library.unlink(missing_ok=True)
@@ -38,7 +38,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ha
 
 
 def compile_library(source: Path, library: Path, *options: str) -> str:
-    """Compile a file, or all of a folder; return why that could not be done, or an empty string."""
+    """Compile a C file, or all C files of a folder. Return the reason of a failure, or an empty string."""
     if not sys.platform.startswith("linux"):
         return "it is for Linux alone"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")

@@ -1,4 +1,4 @@
-"""Processes that demos and the fault-injection tests start: their environment, their end, and a failure of theirs."""
+"""Helpers for the processes that demos and fault injection start: their environment, their failure and their end."""
 
 import os
 from collections.abc import Sequence
@@ -9,26 +9,26 @@ from infra.harvester import Harvester, Lead
 
 
 def environment(*hidden: str) -> dict[str, str]:
-    """Return this process's environment without the variables of harvesters, which would override their files, and
-    without variables that begin with a prefix in `hidden`."""
+    """Return this process's environment without the variables of harvesters, which would override their configuration
+    files, and without variables that begin with a prefix in `hidden`."""
     prefixes = ("HARVEST_", *hidden)
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def failed(process: ServerProcess, how: str, lines: int = 5) -> StackError:
-    """Return the error that a process has failed, with the last lines of its log."""
+    """Return an error about a failed process, with the last lines of its log."""
     return StackError(f"{process.name} {how}", evidence=tail(process.log, lines=lines), next_step=f"read {process.log}")
 
 
 def require_up(process: ServerProcess, lines: int = 5) -> None:
-    """Raise StackError if a process has ended."""
+    """Raise StackError, with the last lines of the log, if a process has ended."""
     if process.pid is None:
         raise failed(process, "ended by itself", lines)
 
 
 def end_in_order(harvesters: Sequence[Harvester]) -> list[Lead]:
-    """Request harvesters to stop, all at once, and return the terms that had begun since the last `look`. Raises
-    StackError if a harvester had to be forced."""
+    """Request all harvesters to stop at the same time, wait for them, and return the terms that began since their last
+    `look`. Raises StackError if a harvester did not log a clean stop."""
     for harvester in harvesters:
         harvester.process.begin_stop()
     for harvester in harvesters:

@@ -28,7 +28,7 @@ _FOUND = 1
 _NOT_ASKED = 2
 _TIMEOUT_SECONDS = 120
 _AUDIT_SECONDS = 12
-"""Without HARVEST_AUDIT=required: a name server that is silent keeps uv longer than any of its own limits."""
+"""Time limit without HARVEST_AUDIT=required. A silent name server delays uv for longer than uv's own limits."""
 _IMPATIENT = {"UV_HTTP_RETRIES": "1", "UV_HTTP_CONNECT_TIMEOUT": "3", "UV_HTTP_TIMEOUT": "5"}
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def unhashed(lock: Mapping[str, Any]) -> Iterator[str]:
-    """Return the packages of a lock of which a file may be put in another's place unnoticed."""
+    """Yield the packages of a lock with a file that could be replaced unnoticed, because the file has no hash."""
     for package in lock["package"]:
         files = [*package.get("wheels", ()), *filter(None, [package.get("sdist")])]
         ours = "editable" in package["source"]
@@ -80,12 +80,12 @@ def _audit(options: Sequence[str]) -> int:
 
 
 def _is_unreached(said: str) -> bool:
-    """Distinguish a database that did not answer, whose address is then named, from a wrong query."""
+    """Return True if uv's output shows that the database did not answer: it names an address, or timed out."""
     return "://" in said or "timed out" in said
 
 
 def _uv(*arguments: str, seconds: int = _TIMEOUT_SECONDS) -> "subprocess.CompletedProcess[str]":
-    """Run the uv that made the environment: the state folder's, unless a newer uv was there."""
+    """Run the uv in the state folder or, if the folder has no uv, the uv on the `PATH`."""
     ours = default_state() / "uv" / "bin" / "uv"
     uv = str(ours) if ours.exists() else shutil.which("uv") or "uv"
     try:

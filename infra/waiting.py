@@ -26,10 +26,10 @@ def until(
     tick_seconds: float = _TICK_SECONDS,
     watched: Sequence[Callable[[], object]] = (),
 ) -> Found:
-    """Wait until `condition` returns something true, and return that. It is called at least once, each time after the
-    callables in `watched`, which raise errors that have come up meanwhile.
+    """Wait until `condition` returns a true value, and return this value. `condition` is called at least once. Before
+    each call the callables in `watched` are called; they may raise errors, which end the wait.
 
-    Raises StackError after `seconds`: `otherwise` is its cause, `evidence` is called for its evidence.
+    Raises StackError after `seconds`: `otherwise` is its cause, and the result of `evidence` its evidence.
     """
     deadline = Deadline(seconds)
     while True:

@@ -1,9 +1,9 @@
-"""Faults on real processes, and a verdict on their outcome.
+"""Fault injection on real processes, and a verdict on the result.
 
     writers ─► Postgres ─► links ─► harvesters ─► links ─► Kafka ─► readers
        │                              │                               │
        └───────────── history: events as JSON lines ──────────────────┘ ─► checker ─► verdict
 
-Servers and harvesters are processes of this machine, started here and ended by their ids. Each harvester has links of
-its own to Postgres and to every broker, which can be cut, held in either direction and delayed.
+This package starts servers and harvesters as processes on this machine, and ends them by their ids. Each harvester has
+its own links to Postgres and to every broker. A link can be cut, blocked in either direction or delayed.
 """

@@ -1,4 +1,4 @@
-"""Checks of promises once a run is over, beside the checker's findings in its history."""
+"""Checks after a run of promises that the checker of histories does not cover."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from infra.chaos.history.events import Poll, TermEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
-    """Outcome of a fault. `at` is when it began, by the boot clock, and `leader` the process that led then; `terms`
-    are all of the run, by time; `copies` are the duplicates that were found."""
+    """Data about a fault. `at` is its start by the boot clock, and `leader` the process that led at that time.
+    `terms` are all terms of the run, by time. `copies` are the duplicates that the checker found."""
 
     at: float
     leader: str
@@ -20,7 +20,7 @@ class Aftermath:
 
     @property
     def leader_ids(self) -> Collection[str]:
-        """The ids under which the leader led from then on; none if it did not lead."""
+        """The leader ids of `leader` from the start of the fault on; empty if it did not lead at that time."""
         before = [term for term in self.terms if term.time <= self.at]
         if not before or before[-1].process != self.leader:
             return ()
@@ -29,19 +29,19 @@ class Aftermath:
 
 
 Check = Callable[[Aftermath], str | None]
-"""Returns the broken promise, None if it was kept."""
+"""Returns a sentence about the broken promise, None if the promise was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A promise that was not kept, though no record may have come to harm."""
+    """A broken promise. Records may be unaffected: a late failover, for example, breaks a promise too."""
 
     fault: str
     sentence: str
     evidence: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values that `json.dumps` takes, in the form of a finding."""
+        """Return the broken promise as values that `json.dumps` takes, in the form of a finding."""
         return {
             "name": "promise-broken",
             "explained": False,
@@ -52,11 +52,11 @@ class Broken:
 
 
 def led_within(seconds: float) -> Check:
-    """Make sure that another process leads so soon after a fault was injected into the leader."""
+    """Return a check that another process leads within `seconds` after a fault was injected into the leader."""
 
     def check(after: Aftermath) -> str | None:
         if not after.leader_ids:
-            return None  # that process had just ceased to lead
+            return None  # that process did not lead when the fault began
         others = (term for term in after.terms if term.time > after.at and term.process != after.leader)
         following = next(others, None)
         if following is None:
@@ -70,7 +70,7 @@ def led_within(seconds: float) -> Check:
 
 
 def nothing_repeats(after: Aftermath) -> str | None:
-    """Make sure that no record that the leader had sent was sent again by another."""
+    """Check that no other process sent a record again that the leader had sent."""
     leader_ids = after.leader_ids
     for copy in after.copies:
         first, again = (event.records[0].leader_id for event in copy.events if isinstance(event, Poll))

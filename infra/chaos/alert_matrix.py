@@ -1,8 +1,7 @@
-"""Alerts that each fault fires, found out by a run: a Prometheus scrapes a pool that is used, and a fault is injected.
+"""A run that measures which alerts each fault fires: a Prometheus scrapes a pool under load, and a fault is injected.
 
-Rules use minutes, so the run has a copy of them with all times divided by the same factor, and so are the intervals
-of Prometheus and the session timeout of the pool. Each fault has a Prometheus of its own, without data from
-before.
+The times in the rules are minutes, so the run uses a copy of the rules with shorter times. Nearly all times, and the
+intervals of Prometheus, are divided by the same factor. Each fault has its own Prometheus, which begins without data.
 """
 
 import random
@@ -25,26 +24,26 @@ from infra.waiting import until
 
 FACTOR = 10.0
 SESSION_SECONDS = 3.0
-"""A tenth of the default would be less than a loaded machine keeps to."""
+"""Session timeout of the pool. A tenth of the default would be too short for a loaded machine."""
 OTHER_FACTORS = dict.fromkeys(("HarvestNoLeader", "HarvestDown"), 10 / SESSION_SECONDS)
-"""Alerts that wait for a failover, or for processes to start, are divided by as much as the session timeout (10 s)."""
+"""Factors of alerts that wait for a failover or for starting processes: the factor of the session timeout (10 s)."""
 _INTERVAL_SECONDS = 15.0 / FACTOR
-"""Prometheus' own default is a minute; the probes and examples here use 15 s."""
+"""15 s is the interval of the probes and examples in this repository; the default of Prometheus is a minute."""
 ALLOWED_SECONDS = 10.0
-"""An alert is this late at most, and lasts this much longer at most: two intervals, the session timeout, a second until
-the database is queried again, and the delays of a loaded machine. Only the intervals are divided."""
+"""An alert may begin and end this much late: two intervals, the session timeout, a second until the database is queried
+again, and the delays of a loaded machine. Of these times only the intervals are divided by the factor."""
 _EARLY_SECONDS = 2 * _INTERVAL_SECONDS
-"""A backlog may have an age before the fault."""
+"""An alert may begin this much early: a backlog may have an age before the fault begins."""
 _READY_SECONDS = 60.0
 _RATE = 60.0
-"""Less than a leader delivers over a narrow network: a slow network is no reason for an alert."""
+"""Records per second that writers commit: fewer than a leader delivers over a narrow network, which fires no alert."""
 _THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiredAlert:
-    """An alert that a fault has fired: its labels, its value then, the time from the fault's injection to the alert,
-    and the time from the fault's end and the pool's recovery to the alert's end."""
+    """An alert that a fault fired: its labels, the value of its expression when it fired, the time from the injection
+    of the fault to the alert, and the time from the recovery of the pool after the fault to the end of the alert."""
 
     alert: str
     labels: Mapping[str, str]
@@ -55,7 +54,8 @@ class FiredAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """Alerts that a fault has fired, the time to inject it, its duration, and alerts that still fired at the end."""
+    """One injected fault: the time to inject it, its duration, the alerts that it fired, and the names in `left` of the
+    alerts that did not end in time."""
 
     case: Case
     injecting_seconds: float
@@ -64,7 +64,7 @@ class Episode:
     left: Sequence[str] = ()
 
     def wrong(self, rules: Mapping[str, ScaledRule]) -> list[str]:
-        """Return a sentence for each alert more or less than there should be, and for each that is early or late."""
+        """Return a sentence for each missing, unexpected, early or late alert, and for each alert that did not end."""
         case, names = self.case, {each.alert for each in self.fired}
         sentences = [f"{case}: {name} did not fire" for name in sorted(case.alerts - names)]
         for each in self.fired:
@@ -85,7 +85,7 @@ class Episode:
 
 
 def scaled_rules_of_run(factor: float = FACTOR) -> tuple[Mapping[str, object], Mapping[str, ScaledRule]]:
-    """Return the file of rules with its times divided, and its alerts by name."""
+    """Return the content of the rules file with divided times, and its alerts by name."""
     file, found = scaled_rules.scaled(yaml.safe_load(scaled_rules.FILE.read_text()), factor, OTHER_FACTORS)
     return file, {each.name: each for each in found}
 
@@ -93,9 +93,9 @@ def scaled_rules_of_run(factor: float = FACTOR) -> tuple[Mapping[str, object], M
 def run(
     cases: Sequence[Case], *, brokers: int, folder: Path, parts: Path, say: Callable[[str], None]
 ) -> Iterator[Episode]:
-    """Inject the faults of the cases in order, and yield the episode of each. The folder is empty.
+    """Inject the faults of the cases, grouped by mode, and yield an episode for each. `folder` must be empty.
 
-    Raises StackError when the system does not come up, or does not come back after a fault.
+    Raises StackError if the system does not start, or does not recover after a fault.
     """
     for number, (mode, of_mode) in enumerate(_by_mode(cases).items()):
         with under_load(
@@ -118,12 +118,12 @@ def run(
 
 
 def targets_of(load: UnderLoad) -> list[str]:
-    """Return where Prometheus scrapes the harvesters."""
+    """Return the addresses, as host:port, at which Prometheus scrapes the harvesters."""
     return [f"{each.scraped.host}:{each.scraped.port}" for each in load.system.members if each.scraped is not None]
 
 
 def await_scraped(prometheus: Prometheus, count: int) -> None:
-    """Wait until `count` harvesters answer, and nothing fires. Raises StackError."""
+    """Wait until `count` harvesters reach Postgres, one of them leads, and no alert fires. Raises StackError."""
     until(
         lambda: (
             prometheus.query("count(harvest_postgres_up == 1) and max(harvest_leader) == 1") == [({}, count)]
@@ -161,13 +161,13 @@ def _episode(case: Case, load: UnderLoad, folder: Path) -> Episode:
                 ended_seconds=max(0.0, each.until + _INTERVAL_SECONDS - recovered),
             )
             for each in prometheus.fired()
-            if each.until >= began  # alerts during the wait for a healthy pool are not of the fault
+            if each.until >= began  # alerts that ended before belong to the wait for a healthy pool
         ]
     return Episode(case=case, injecting_seconds=injected - began, lasted_seconds=lasted, fired=fired, left=left)
 
 
 def _left(prometheus: Prometheus, window_seconds: float) -> list[str]:
-    """Wait until no alert fires or is about to; return the alerts that still do when they should have ended."""
+    """Wait until no alert fires or is pending. Return the names of alerts that do so after all should have ended."""
     quiet: list[float] = []
 
     def is_over() -> bool:
@@ -185,7 +185,7 @@ def _left(prometheus: Prometheus, window_seconds: float) -> list[str]:
 
 
 def _value(prometheus: Prometheus, rule: ScaledRule, firing: Firing) -> float | None:
-    """Return the value of a rule's expression when its alert began to fire."""
+    """Return the value of a rule's expression when its alert began to fire, None if no series matches the alert."""
     for labels, value in prometheus.query(rule.expression, at=firing.since):
         if labels.items() <= firing.labels.items():
             return value

@@ -23,7 +23,7 @@ BROKERS = 3
 
 
 def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, command: str, minutes: float) -> str:
-    """Return the table of alerts by fault, with its origin. Times are the run's."""
+    """Return the table of alerts by fault, with the command and the date of the run. Times are the divided times."""
     _, rules = scaled_rules_of_run()
     wrong = [sentence for each in episodes for sentence in each.wrong(rules)]
     lines = [
@@ -47,7 +47,7 @@ def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, comman
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do it; return the exit code."""
+    """Inject the faults, print what was wrong, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m infra.chaos.alerts", description=__doc__)
     parser.add_argument("--faults", default="", help="only these, separated by commas")
     parser.add_argument("--table", type=Path, help="write the table into this file")

@@ -1,8 +1,9 @@
-"""A wall clock that is off, in a single process: Python's clock, and the clock of its records' timestamps.
+"""A wrong wall clock in a single process: Python's `time.time`, and the timestamps of the records that it sends.
 
-libfaketime cannot do it: it fakes the clock that librdkafka reads, and not C11's `cnd_timedwait`, by which librdkafka
-waits until a time of that clock. An hour ahead, the client is blocked for an hour; an hour behind, it does not wait at
-all (seen with libfaketime 0.9.10 and librdkafka 2.16). The boot clock and the monotonic clock stay true.
+libfaketime cannot be used. It fakes the clock that librdkafka reads, but not C11's `cnd_timedwait`, with which
+librdkafka waits until a time of that clock. With a clock an hour ahead the client is blocked for an hour; with a clock
+an hour behind it does not wait at all (seen with libfaketime 0.9.10 and librdkafka 2.16). The boot clock and the
+monotonic clock stay correct.
 """
 
 import time
@@ -14,7 +15,7 @@ _true_time = time.time
 
 
 class OffClock:
-    """The wall clock, off by the seconds in a file; true without the file."""
+    """The wall clock plus the seconds that a file contains; the correct wall clock if there is no file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -22,7 +23,7 @@ class OffClock:
         self._seconds = 0.0
 
     def off_seconds(self) -> float:
-        """Return the offset from the true time; negative if it is behind."""
+        """Return the seconds by which this clock is ahead of the correct time; negative if it is behind."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
             try:
@@ -32,17 +33,17 @@ class OffClock:
         return self._seconds
 
     def time(self) -> float:
-        """Return the time, as `time.time` does."""
+        """Return the Unix time of this clock, in seconds."""
         return _true_time() + self.off_seconds()
 
     def set_off(self, seconds: float) -> None:
-        """Set its offset, in whichever process reads the file."""
+        """Set the offset of this clock in every process that reads the file."""
         new = self._file.with_suffix(".new")
         new.write_text(str(seconds))
         new.replace(self._file)
 
     def set_right(self) -> None:
-        """Set it true."""
+        """Remove the offset."""
         self._file.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands of an operator."""
+"""Runs commands of `harvest` as an operator does."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from harvest_lib.errors import StackError
 
 
 def harvest(*arguments: str | Path) -> None:
-    """Run a command of `harvest`; raises StackError if it does not succeed."""
+    """Run a command of `harvest`. Raises StackError if its exit code is not 0."""
     command = [sys.executable, "-m", "harvest_lib.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

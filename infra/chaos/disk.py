@@ -1,6 +1,6 @@
-"""A small file system that becomes full: a tmpfs whose limit is drawn in until nothing more goes in.
+"""A file system that can be made full: a tmpfs whose size limit is lowered until a write fails.
 
-Needs its own mounts, see `namespaces`.
+The calling thread needs its own mounts (`namespaces.own_mounts`).
 """
 
 import errno
@@ -12,13 +12,13 @@ from infra.chaos.namespaces import run
 from infra.waiting import until
 
 _ROOM_BYTES = 4 * 1024**3
-"""A limit, which no run comes near; memory is taken by its content."""
+"""The size limit while the file system is not full. No run reaches it, and only stored content takes memory."""
 _TRY_SECONDS = 10.0
 _TICK_SECONDS = 0.01
 
 
 class Disk:
-    """A folder whose content is in memory from now on."""
+    """A tmpfs mounted on a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class Disk:
         _mount("-t", "tmpfs", "-o", f"size={_ROOM_BYTES},mode=755", "tmpfs", str(folder))
 
     def fill(self) -> None:
-        """Leave no room. Raises StackError if there is some even so."""
+        """Lower the limit until the file system is full. Raises StackError if it does not become full."""
         until(
             lambda: self._limit(self._used_bytes()) and self.is_full(),
             _TRY_SECONDS,
@@ -37,7 +37,7 @@ class Disk:
         )
 
     def is_full(self) -> bool:
-        """Return True if a write fails for want of room."""
+        """Return True if a write fails because no space is left."""
         probe = self._folder / ".probe"
         try:
             probe.write_bytes(bytes(1))
@@ -50,11 +50,11 @@ class Disk:
         return False
 
     def empty(self) -> None:
-        """Free its space again."""
+        """Raise the limit again; stored files stay."""
         self._limit(_ROOM_BYTES)
 
     def _limit(self, size_bytes: int) -> bool:
-        """Set the limit, and return True if that was accepted: it is not below the bytes used by now."""
+        """Set the limit. Return False if the kernel refuses it because more bytes are already in use."""
         try:
             _mount("-o", f"remount,size={size_bytes}", str(self._folder))
         except subprocess.CalledProcessError:

@@ -1,9 +1,10 @@
-"""Alerts that each fault should fire, and no other. Times here are the times of the rules, before they are divided.
+"""The exact alerts that each fault should fire. Times are the times of the rules, before they are divided.
 
-A fault of one process, link or broker of several fires nothing, however long it lasts: the rest goes on. A fault of a
-shared part fires the alerts of the rules, once it has lasted as long as their times. A fault whose effect depends on
-the election is injected for both. A leader that Kafka has elected goes on leading while it alone is cut off from
-Postgres, since Kafka receives its heartbeats, so an alert fires; a leader that has a lock in Postgres loses it.
+A fault of one of several processes, links or brokers fires no alert, however long it lasts, because the others
+continue. A fault of a shared component fires alerts when it has lasted as long as the rules demand. If the effect of a
+fault depends on the election, the fault is injected under both elections. If only the leader is cut off from Postgres,
+a leader elected by Kafka keeps its term, because Kafka receives its heartbeats, and an alert fires. A leader elected by
+a lock in Postgres loses the lock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,25 +14,25 @@ from infra.chaos.faults import FAULTS
 from infra.chaos.system import Election, SystemMode
 
 SOON_MINUTES = 0.5
-"""A fault that is over before any rule's time has come."""
+"""Duration of a fault that ends before any rule can fire."""
 CALLED_MINUTES = 2.5
-"""Longer than an alert takes for missing progress, a missing leader or an unavailable server."""
+"""Longer than the rules wait for missing progress, a missing leader or an unavailable server."""
 FAILED_OVER_MINUTES = 4.0
-"""Longer than an alert takes for a missing leader or server, in a run that divides such times by less."""
+"""Longer than the rules wait for a missing leader or server in a run, which divides these times by a smaller factor."""
 OLD_MINUTES = 7.0
-"""Longer than it takes until a backlog is old and a checkpoint stale."""
+"""Longer than the rules wait until a backlog counts as old and a checkpoint as stale."""
 
 MODES = (
     SystemMode(source="snapshot", delivery="transactional"),
     SystemMode(source="transaction_id", delivery="transactional"),
 )
-"""In the first of them that it fits a fault is injected. The leader is elected as by default: by a lock in Postgres."""
+"""Each fault is injected in the first of these modes that fits it. By default a lock in Postgres elects the leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A fault with its duration, and the alerts that it should fire. Where a fault draws its action, the seed
-    decides that, and `variant` names it."""
+    """A fault with its duration, and the alerts that it should fire. If a fault draws its action at random, `seed`
+    determines the action and `variant` names it."""
 
     fault: str
     minutes: float = CALLED_MINUTES
@@ -44,7 +45,7 @@ class Case:
         return f"{self.fault} ({self.variant})" if self.variant else self.fault
 
     def mode(self) -> SystemMode:
-        """Return the mode in which it is injected."""
+        """Return the mode in which the fault is injected."""
         modes = (replace(mode, election=self.election) for mode in MODES)
         return next(mode for mode in modes if FAULTS[self.fault].fits(mode))
 
@@ -93,4 +94,4 @@ CASES: Sequence[Case] = (
     _elected_by_kafka(_fires("two-brokers-killed", "HarvestNoLeader", *_NOTHING_GOES, minutes=OLD_MINUTES)),
     _elected_by_kafka(_fires("postgres-killed", "HarvestPostgresAway", minutes=FAILED_OVER_MINUTES)),
 )
-"""In the order in which they are injected. Every fault has a case."""
+"""All cases, in the order of injection within a mode. Every fault has at least one case."""

@@ -1,4 +1,4 @@
-"""The reader that follows the topic all along, and the events that it has to read."""
+"""The reader that follows the topic during the whole run, and the events that it must read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ _CAUGHT_UP_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """A reader, and the events whose commit was `answered`, to which writers add."""
+    """A reader, and `answered`: the events whose commit Postgres confirmed. Writers add to this set."""
 
     reader: TopicReader
     answered: set[str]
 
     def catch_up(self) -> float:
-        """Wait until something was read, and then all whose commit was answered by then; return that time, by the boot
-        clock. Raises StackError."""
+        """Wait until the reader has read a record; note the time; then wait until it has read all events whose commit
+        was confirmed before that time. Return the time, by the boot clock. Raises StackError."""
         next_step = "read the logs of the harvesters, beside the history"
         until(lambda: self.reader.has_read, _CAUGHT_UP_SECONDS, "nothing was read", next_step=next_step)
         now, due = boot_seconds(), set(self.answered)
@@ -33,5 +33,5 @@ class Following:
         return now
 
     def unread(self, events: Iterable[str]) -> tuple[str, ...]:
-        """Return the events that were not read."""
+        """Return the part of `events` that the reader has not read, sorted."""
         return tuple(sorted(set(events) - self.reader.seen))

@@ -1,12 +1,12 @@
-"""A stretch of network that breaks on demand: TCP, forwarded to a single address.
+"""A TCP proxy to a single address, which simulates network faults on demand.
 
 with Links() as links:
     link = links.add()              # connect to link.port
     link.forward_to("127.0.0.1", 5432)
-    link.cut()                      # connections end, new connections at once
-    link.hold(Direction.TO_SERVER)  # half open: connections stay, nothing passes in that direction
+    link.cut()                      # ends all connections; a new connection ends at once
+    link.hold(Direction.TO_SERVER)  # half open: connections stay, no byte passes in that direction
     link.delay(0.1)                 # seconds, in each direction
-    link.heal()                     # all of it undone; held bytes come, in order
+    link.heal()                     # undoes all faults; held bytes are delivered in order
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _STOP_SECONDS = 5
 
 
 class Direction(enum.Flag):
-    """A direction."""
+    """Direction of bytes on a link; a flag, so directions can be combined."""
 
     TO_SERVER = enum.auto()
     TO_CLIENT = enum.auto()
@@ -33,7 +33,7 @@ _NEITHER = Direction(0)
 
 
 class Link:
-    """One stretch. Made by `Links.add`; its methods may be called from any thread."""
+    """One proxied address, made by `Links.add`. Any thread may call its methods."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
@@ -51,28 +51,28 @@ class Link:
     def forward_to(
         self, host: str, port: int, *, inside: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """Lead new connections to this address; `inside` has a thread in the network that it is in."""
+        """Forward new connections to this address. Within the context `inside` a thread is in the address's network."""
         self._target, self._inside = (host, port), inside
 
     @property
     def connections(self) -> int:
-        """Connections through it."""
+        """Number of open connections through this link."""
         return len(self._writers) // 2
 
     def cut(self) -> None:
-        """End all connections; new connections end before they carry anything."""
+        """End all connections. New connections are closed before they carry a byte."""
         self._tell(is_cut=True)
 
     def hold(self, direction: Direction = Direction.BOTH) -> None:
-        """Block these directions, and leave connections as they are."""
+        """Block these directions, and leave connections open."""
         self._tell(held=direction)
 
     def delay(self, seconds: float) -> None:
-        """Delay everything by `seconds`, in each direction."""
+        """Delay each chunk of bytes by `seconds`, in each direction."""
         self._tell(delay_seconds=seconds)
 
     def heal(self) -> None:
-        """Undo all of it."""
+        """Undo all faults of this link."""
         self._tell()
 
     def _tell(self, *, is_cut: bool = False, held: Direction = _NEITHER, delay_seconds: float = 0.0) -> None:
@@ -86,7 +86,7 @@ class Link:
         asyncio.run_coroutine_threadsafe(become(), self._loop).result(_STOP_SECONDS)
 
     async def listen(self) -> asyncio.Server:
-        """Accept connections from here on."""
+        """Begin to accept connections, and return the server."""
         return await asyncio.start_server(self._serve, sock=self._listener)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +111,7 @@ class Link:
 
     async def _connected(self, target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         with self._inside():
-            near = socket.socket()  # it belongs to the network that it was made in
+            near = socket.socket()  # a socket belongs to the network in which it was made
         try:
             near.setblocking(False)  # noqa: FBT003 - the standard library's
             await self._loop.sock_connect(near, target)
@@ -121,7 +121,7 @@ class Link:
         return await asyncio.open_connection(sock=near)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: Direction) -> None:
-        """Carry bytes in this direction until either side ends; then end the other direction as well."""
+        """Copy bytes from `source` to `sink` until either ends, then send the end of the stream to `sink`."""
         with suppress(OSError):
             while data := await source.read(_CHUNK_BYTES):
                 if self._delay_seconds:
@@ -135,7 +135,7 @@ class Link:
 
 
 class Links:
-    """All links, on a single event loop in a thread of its own; a context manager."""
+    """All links of a run, on an event loop in its own thread; a context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -143,8 +143,8 @@ class Links:
         self._servers: list[asyncio.Server] = []
 
     def add(self, host: str = "127.0.0.1") -> Link:
-        """Return a new link, which listens in the network of the calling thread. It leads nowhere before
-        `forward_to`."""
+        """Return a new link, which listens in the network of the calling thread. It refuses connections until
+        `forward_to` is called."""
         link = Link(self._loop, host)
         listening = asyncio.run_coroutine_threadsafe(link.listen(), self._loop)
         self._servers.append(listening.result(_STOP_SECONDS))

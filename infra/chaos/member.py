@@ -1,4 +1,4 @@
-"""A place in the pool of harvesters, which outlives the processes that take it."""
+"""A member of the pool of harvesters. It outlives its processes."""
 
 import shutil
 import sys
@@ -13,35 +13,35 @@ from infra.harvester import Harvester, Lead
 
 
 class Member:
-    """A place in the pool: links to every server, and the harvester that uses them now."""
+    """A member of the pool: links to every server, and the current harvester process, which uses them."""
 
     def __init__(self, name: str, links: Links, brokers: int, folder: Path) -> None:
         self.name = name
         self.network: NetworkPath | None = None
-        """The network its harvesters are in, None for the machine's own."""
+        """The network path at whose end its harvesters are, None for the machine's own network."""
         self.scraped: Link | None = None
-        """The way to the metrics of its harvesters, None where they have none. It is always whole."""
+        """The link to the metrics of its harvesters, None if they serve no metrics. No fault affects this link."""
         self.clock: OffClock
         self._all_links = links
         self._brokers = brokers
         self._link()
         self.harvester: Harvester | None = None
         self.history = Path()
-        """The history of its last process."""
+        """The history file of its last process."""
         self._config = folder / f"{name}.yaml"
         self._folder = folder
         self._started = 0
         self.port = 0
-        """The port of the metrics of its harvesters, 0 where they have none."""
+        """The port of the metrics of its harvesters, 0 if they serve no metrics."""
 
     def move(self, path: NetworkPath) -> None:
-        """Move its harvesters to the end of a network path, and its links to where they are reached from there."""
+        """Put its harvesters at the far end of a network path, and make new links that listen at the near end."""
         self.network = path
         with path.at_servers():
             self._link(NEAR)
 
     def listen(self, port: int) -> None:
-        """Make its harvesters serve their metrics on this port; before anything is started."""
+        """Make its harvesters serve their metrics on this port. Call it before anything is started."""
         self.scraped, self.port = self._all_links.add(), port
 
     def _link(self, host: str = "127.0.0.1") -> None:
@@ -54,19 +54,19 @@ class Member:
 
     @property
     def is_started(self) -> bool:
-        """True if its process has found all it needs."""
+        """True if its last process has logged that its start is complete."""
         if self.harvester is not None:
             self.harvester.look()
         return self.harvester is not None and self.harvester.started
 
     @property
     def process_name(self) -> str:
-        """The name of its process in the history."""
+        """The name of its last process in the history, empty before the first."""
         return f"harvester-{self.harvester.number}" if self.harvester is not None else ""
 
     @property
     def lead(self) -> Lead | None:
-        """The term in which it leads, if its process lives and last reported so."""
+        """The term in which it leads, by the log of its process; None if it does not lead or its process has ended."""
         harvester = self.harvester
         if harvester is None:
             return None
@@ -74,7 +74,7 @@ class Member:
         return harvester.lead if harvester.process.pid is not None else None
 
     def start(self, config: str, hand_over: str) -> None:
-        """Start a new process in this place. `hand_over` is its value of `HARVEST_IMPL`."""
+        """Start a new process of this member. `hand_over` is its value of `HARVEST_IMPL`."""
         self._started += 1
         self._config.write_text(config)
         self._config.chmod(0o600)

@@ -1,7 +1,7 @@
-"""Namespaces of the kernel, made by the calling thread: events in them do not affect the rest of the machine.
+"""Linux namespaces of the calling thread: changes in them do not affect the rest of the machine. They need root.
 
-A namespace lasts as long as a process is in it or holds it open, so nothing is left of it, however the run ends.
-Processes are in the namespaces of the thread that starts them. Takes root, on Linux.
+The kernel removes a namespace when no process is in it or holds it open, so a run leaves nothing behind, however it
+ends. A process is in the namespaces of the thread that started it.
 """
 
 import ctypes
@@ -51,14 +51,14 @@ def _lacking_of(kind: int, program: str, package: str) -> str | None:
 
 @contextmanager
 def own_mounts() -> Iterator[None]:
-    """Give the calling thread, and processes it starts meanwhile, their own mounts."""
+    """Within this context the calling thread, and each process that it starts, has its own mounts."""
     with _apart(_NEW_MOUNTS, "mnt"):
         run("mount", "--make-rprivate", "/")
         yield
 
 
 class Network:
-    """A network namespace, without anything in it but a loopback that is down."""
+    """A network namespace. At first it has only a loopback device, which is down."""
 
     def __init__(self) -> None:
         with _apart(_NEW_NETWORK, "net"):
@@ -66,7 +66,8 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Move the calling thread in there, with processes it starts; sockets stay where they were made."""
+        """Within this context the calling thread, and each process that it starts, is in this network. Sockets stay in
+        the network in which they were made."""
         before = os.open(_current("net"), os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(self._held, _NEW_NETWORK)
@@ -78,22 +79,22 @@ class Network:
             os.close(before)
 
     def ip(self, *arguments: str) -> None:
-        """Run `ip` in there. Raises CalledProcessError."""
+        """Run `ip` in this network. Raises CalledProcessError."""
         with self.inside():
             run("ip", *arguments)
 
     def tc(self, *arguments: str) -> None:
-        """Run `tc` in there. Raises CalledProcessError."""
+        """Run `tc` in this network. Raises CalledProcessError."""
         with self.inside():
             run("tc", *arguments)
 
     def adopt(self, device: str, *, of: "Network") -> None:
-        """Move a device of another network here."""
+        """Move a device from the network `of` into this network."""
         with of.inside():
             run("ip", "link", "set", device, "netns", f"/proc/{os.getpid()}/fd/{self._held}")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the namespace; the kernel removes it when no process is in it."""
         os.close(self._held)
 
 
@@ -105,7 +106,7 @@ def _apart(kind: int, name: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with suppress(OSError):  # threads that outlive it may keep this thread in there, which is not the error
+            with suppress(OSError):  # other threads may prevent the return; the first error is the one to report
                 _back(before, kind, folder)
             raise
         _back(before, kind, folder)
@@ -115,7 +116,7 @@ def _apart(kind: int, name: str) -> Iterator[None]:
 
 def _back(handle: int, kind: int, folder: Path) -> None:
     _enter(handle, kind)
-    os.chdir(folder)  # entering mounts moves the process to their root
+    os.chdir(folder)  # entering a mount namespace moves the process to its root
 
 
 def _current(name: str) -> Path:
@@ -134,15 +135,15 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def has_program(name: str) -> bool:
-    """Return True if there is a program of that name, for root."""
+    """Return True if a program of that name is on the `PATH` or in `/usr/sbin` or `/sbin`."""
     return shutil.which(name, path=_path()) is not None
 
 
 def run(*command: str) -> str:
-    """Run a program of root's, and return its output. Raises CalledProcessError."""
+    """Run a program, also from `/usr/sbin` and `/sbin`, and return its output. Raises CalledProcessError."""
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "PATH": _path()})
     return done.stdout
 
 
 def _path() -> str:
-    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # which is not in everybody's
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # many users' PATH lacks both folders

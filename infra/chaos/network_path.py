@@ -1,9 +1,9 @@
-"""A network path between a harvester and its servers: two network namespaces, and a pair of devices between them.
+"""A network path between a harvester and its servers: two network namespaces, connected by a pair of devices.
 
-The harvester is at the far end and has no other network. Listeners for it are made at the near end, as sockets belong
-to the network they were made in. Packets are lost by a wrong hardware address: the kernel sends them, and their
-receiver drops them; each direction can be cut alone. Neither end is connected to the machine's own network. The kernel
-removes both when no process holds them, however the run ends.
+The harvester is at the far end and has no other network. The links to servers listen at the near end; a socket belongs
+to the network in which it was made. Packets are lost through a wrong hardware address: the kernel sends them, and the
+receiver drops them, so each direction can be cut alone. Neither end is connected to the machine's own network. The
+kernel removes both ends when no process holds them, however the run ends.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _SLOW = ("netem", "delay", "80ms", "40ms", "loss", "2%")
 
 
 class NetworkPath:
-    """One network path. Raises CalledProcessError or OSError where it cannot be made."""
+    """One network path. Raises CalledProcessError or OSError if it cannot be made."""
 
     def __init__(self) -> None:
         self._near, self._far = Network(), Network()
@@ -38,11 +38,11 @@ class NetworkPath:
             _send(network, other, _HARDWARE[other])
 
     def at_servers(self) -> AbstractContextManager[None]:
-        """Put the calling thread at the near end, for listeners."""
+        """Return a context in which the calling thread is at the near end, to make listeners there."""
         return self._near.inside()
 
     def at_harvester(self) -> AbstractContextManager[None]:
-        """Put the calling thread at the far end, for processes it starts."""
+        """Return a context in which the calling thread is at the far end, to start processes there."""
         return self._far.inside()
 
     def lose(self, direction: Direction = Direction.BOTH) -> None:
@@ -53,15 +53,15 @@ class NetworkPath:
             _send(self._near, FAR, _NOBODY)
 
     def narrow(self) -> None:
-        """Queue packets at 32 KB/s in each direction, and drop packets that would wait longer than 200 ms."""
+        """Limit each direction to 32 KB/s, and drop packets that would wait longer than 200 ms."""
         self._shape(_NARROW)
 
     def slow(self) -> None:
-        """Delay packets by 80 ms, give or take 40, in each direction, and drop every fiftieth."""
+        """In each direction, delay packets by 80 ± 40 ms, and drop 2 % of them."""
         self._shape(_SLOW)
 
     def heal(self) -> None:
-        """Undo all of it."""
+        """Undo all faults of this path."""
         for network, _, other in self._ends:
             _send(network, other, _HARDWARE[other])
         if self._is_shaped:
@@ -69,7 +69,7 @@ class NetworkPath:
             self._is_shaped = False
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release both namespaces."""
         self._near.close()
         self._far.close()
 
@@ -81,7 +81,7 @@ class NetworkPath:
 
 @contextmanager
 def network_paths(count: int) -> Iterator[list[NetworkPath]]:
-    """Make `count` network paths."""
+    """Make `count` network paths, and release them at the end of the context."""
     made: list[NetworkPath] = []
     try:
         for _ in range(count):
@@ -93,5 +93,5 @@ def network_paths(count: int) -> Iterator[list[NetworkPath]]:
 
 
 def _send(network: Network, address: str, hardware: str) -> None:
-    """Send packets for the address to this hardware."""
+    """Make a network send packets for `address` to the hardware address `hardware`."""
     network.ip("neighbour", "replace", address, "lladdr", hardware, "dev", _DEVICE, "nud", "permanent")

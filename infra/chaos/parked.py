@@ -1,4 +1,4 @@
-"""Actions of an operator on records that harvesters cannot send."""
+"""Actions of an operator on parked records."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ _PARKED_IDS = SQL("SELECT count(*) FROM outbox_parked_ids WHERE NOT held AND NOT
 
 
 def count(mode: SystemMode, connection: psycopg.Connection[Any]) -> int:
-    """Count the records that are parked, without records whose retry was requested."""
+    """Count the parked records, without held records and, where only ids are parked, without requested retries."""
     row = connection.execute(_PARKED if mode.source == "mark" else _PARKED_IDS).fetchone()
     return int(row[0]) if row is not None else 0
 
 
 def retry_all(system: System) -> None:
-    """Retry all parked records."""
+    """Request a retry of all parked records by `harvest park retry --all`."""
     harvest("park", "retry", "--all", "-f", system.operator_config())

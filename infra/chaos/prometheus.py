@@ -1,6 +1,6 @@
-"""A Prometheus of the run: it scrapes the harvesters, evaluates rules, and reports the alerts with their times.
+"""A Prometheus server for a run: it scrapes the harvesters, evaluates rules, and reports alerts with their times.
 
-It begins with no data, so events before its start are not in any range that a rule reads.
+It starts without data, so the ranges that a rule reads contain no event from before its start.
 """
 
 import os
@@ -28,7 +28,7 @@ _KEPT = "1d"
 
 
 def prometheus_lacking() -> str | None:
-    """Return the reason why Prometheus is unavailable, None if it is there."""
+    """Return the reason why Prometheus is unavailable, None if it is installed."""
     try:
         find_prometheus()
     except StackError as error:
@@ -38,7 +38,8 @@ def prometheus_lacking() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """An alert that fired, with its labels, from the first to the last evaluation in which it fired (Unix time)."""
+    """An alert with its labels. `since` and `until` are the first and the last evaluation that found it firing, in Unix
+    time."""
 
     alert: str
     labels: Mapping[str, str]
@@ -47,10 +48,10 @@ class Firing:
 
 
 class Prometheus:
-    """One server; a context manager. Each has a folder of its own."""
+    """One Prometheus server with its own folder; a context manager."""
 
     def __init__(self, folder: Path, rules: Mapping[str, Any], targets: Sequence[str], *, interval_seconds: float):
-        """Prepare. Targets are scraped and rules evaluated once in an interval."""
+        """Write the configuration; nothing is started yet. The server scrapes and evaluates once per interval."""
         self._gap_seconds = 1.5 * interval_seconds
         self._folder, self._interval_seconds = folder, interval_seconds
         port = keep_ports(folder.parent / "prometheus.json", ["prometheus"])["prometheus"]
@@ -84,18 +85,18 @@ class Prometheus:
             os.kill(pid, signal.SIGHUP)
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that fire or are about to, in the form of `/api/v1/alerts`."""
+        """Return the firing and the pending alerts, in the form of `/api/v1/alerts`."""
         found: list[dict[str, Any]] = self._ask("alerts")["alerts"]
         return found
 
     def query(self, expression: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
-        """Return labels and value of each series of an expression, now or at a time (Unix time)."""
+        """Return labels and value of each series of an expression, now or at `at` (Unix time)."""
         asked = {"query": expression} | ({"time": f"{at:.3f}"} if at is not None else {})
         return [(each["metric"], float(each["value"][1])) for each in self._ask("query", asked)["result"]]
 
     def fired(self) -> list[Firing]:
-        """Return all alerts that have fired, by their start, as each evaluation found, so that none is missed. One
-        that ended and fired again is there twice."""
+        """Return all alerts that have fired, sorted by start. They are read from the samples of all evaluations, so no
+        alert is missed. An alert that ended and fired again is returned twice."""
         found = []
         for each in self._ask("query", {"query": f"{_FIRING}[{_KEPT}]"})["result"]:
             times = [at for at, _ in each["values"]]

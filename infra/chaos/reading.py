@@ -1,4 +1,4 @@
-"""Readers that note their records: a reader that follows the topic all along, and a reader of all of it at the end."""
+"""Readers that record their reads: a reader that follows the topic, and a reader of the whole topic at the end."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 30
 
 
 class TopicReader:
-    """Reads all partitions of a topic from their beginning, on a thread, until it is stopped; a context manager."""
+    """Reads all partitions of a topic from their beginning in a thread until it is stopped; a context manager."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TopicReader:
         self.seen: set[str] = set()
         """The events that were read."""
         self.has_read = False
-        """True if anything was read of the topic that it follows now."""
+        """True if it has read a record since the last `begin`."""
 
     def __enter__(self) -> Self:
         self.begin()
@@ -60,14 +60,14 @@ class TopicReader:
         self.leave()
 
     def begin(self) -> None:
-        """Follow the topic that there is, from its beginning."""
+        """Start to follow the current topic from its beginning."""
         self._stop.clear()
         self.has_read = False
         self._thread = threading.Thread(target=self._run, name=f"chaos-{self._name}", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
-        """Follow it no more; all that was read is noted then. Safe to repeat."""
+        """Stop following. When it returns, all records that were read are in the history. Safe to repeat."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -81,7 +81,8 @@ class TopicReader:
             consumer.close()
 
     def read_all(self) -> None:
-        """Read all that there is now, in place of following; raises KafkaException when the servers do not answer."""
+        """Read the whole topic once, up to its current end, without a thread. Raises KafkaException if the brokers do
+        not answer."""
         consumer = self._assigned()
         try:
             places = [TopicPartition(self._topic, number) for number in range(self._partitions)]
@@ -111,7 +112,7 @@ class TopicReader:
             self._history.append(Poll(type="ok", process=self._name, isolation=self._isolation, records=records))
 
     def _seen(self, message: Message) -> Iterable[PolledRecord]:
-        """Return the records that are to be seen once this message is."""
+        """Return the records that count as read after this message. Sequenced records wait for an acknowledgement."""
         record = _record(message)
         if self._isolation == "uncommitted":
             return (record,)

@@ -1,7 +1,7 @@
-"""`harvest run` that records its operations: `python -m infra.chaos.recording_clients HISTORY run -f …`.
+"""`harvest run` with a history of its operations: `python -m infra.chaos.recording_clients HISTORY run -f …`.
 
-It wraps the parts of a harvester where they are constructed; the product does not depend on it. It costs a report for
-each record, which batches do without, and a line for each event.
+It replaces the factories of a harvester's parts by factories of recording wrappers; the product does not depend on it.
+It costs a delivery report for each record, which a batch does not need otherwise, and a line for each event.
 """
 
 import json
@@ -51,22 +51,22 @@ OWN = (".neli", ".checkpoint")
 
 
 class Recorder:
-    """Receives the events of all parts of a process, and knows its term by shard."""
+    """Writes the events of all parts of a process into its history, and tracks the current term of each shard."""
 
     def __init__(self, history: HistoryWriter, process: str, clock: OffClock) -> None:
         self._history, self._process = history, process
         self.clock = clock
         self._terms: dict[int, str] = {}
         self.sending = ""
-        """The leader id under which batches are sent; there is a single shard."""
+        """The leader id under which batches are sent. One suffices because a run has a single shard."""
         self._telling = threading.Lock()
 
     def tell(self, kind: type[HistoryEvent], how: str, **fields: Any) -> None:
-        """Record an event."""
+        """Write an event of class `kind` and type `how` into the history."""
         self._history.append(kind(type=how, process=self._process, **fields))  # type: ignore[arg-type]
 
     def heard(self, event: Event) -> None:
-        """Handle an event of leadership: a term begins, which ends the previous term."""
+        """Handle an event of the harvester: record the begin of a term, and the end of its shard's previous term."""
         with self._telling:
             if isinstance(event, LeaderAcquired | LeaderRefreshed):
                 self._end(event.shard)
@@ -76,11 +76,11 @@ class Recorder:
                 self._end(event.shard)
 
     def outbound(self, leader_id: str, outbox_id: int, event: str) -> None:
-        """Record that a record is handed over."""
+        """Record that a record is handed over to the client."""
         self.tell(Produce, "invoke", leader_id=leader_id, id=outbox_id, event=event)
 
     def landed(self, sent: tuple[str, int], place: Place, reason: str | None) -> None:
-        """Record the outcome of a send, by its leader id and outbox id."""
+        """Record the result of a send. `sent` is the leader id and the outbox id; `reason` is None on success."""
         topic, partition, offset = place
         said = {"leader_id": sent[0], "id": sent[1], "topic": topic, "partition": partition}
         if reason is None and offset is not None:
@@ -97,7 +97,7 @@ Report = Callable[[KafkaError | None, Message], None]
 
 
 class RecordedProducer:
-    """A producer that records messages and reports, except messages of the harvesters' own topics."""
+    """A producer that records messages and delivery reports. It ignores messages to the harvesters' own topics."""
 
     def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
         self._recorder = recorder
@@ -133,7 +133,7 @@ class RecordedProducer:
             self._recorder.outbound(leader, outbox_id, event)
             self._sent[event].append((leader, outbox_id))
             report = self._relayed(report) if report is not None else None
-        if not timestamp and self._recorder.clock.off_seconds():  # the client would use a clock of its own
+        if not timestamp and self._recorder.clock.off_seconds():  # the client would use the correct clock
             timestamp = int(self._recorder.clock.time() * 1000)
         self._producer.produce(topic, value, key, partition, report, None, timestamp, headers)
 
@@ -173,7 +173,7 @@ class RecordedProducer:
 
 
 class RecordedSource:
-    """A source that marks and purges. `of` returns the term of an id under which it marks."""
+    """A recorded source that marks and purges. `of` maps the id under which it marks to the leader id of the term."""
 
     def __init__(self, recorder: Recorder, source: ClaimSource, of: Callable[[UUID], str] = str) -> None:
         self._recorder, self._source, self._of = recorder, source, of
@@ -206,7 +206,7 @@ class RecordedSource:
 
 
 class RecordedStore:
-    """A store that records checkpoints, but not their mirrors."""
+    """A checkpoint store that records the checkpoints that it stores, but not mirrors of checkpoints in Kafka."""
 
     def __init__(self, recorder: Recorder, store: Any, shard: int) -> None:
         self._recorder, self._store, self._shard = recorder, store, shard
@@ -221,7 +221,7 @@ class RecordedStore:
         self._store.lead(leader_id, after_epoch)
 
     def save_pending(self, checkpoint: OutboxCheckpoint, intents: Sequence[Intent]) -> bool:
-        """Save a checkpoint with acknowledgements, which makes its batch seen; without any, it was saved before."""
+        """Save a checkpoint with the acknowledgements that make its batch visible; record both if it is new."""
         if checkpoint == self._told:
             return bool(self._store.save_pending(checkpoint, intents))
         said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
@@ -237,7 +237,7 @@ class RecordedStore:
         return is_kept
 
     def save(self, checkpoint: OutboxCheckpoint) -> bool:
-        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its batch
+        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # saved with its batch
         if was_kept or self._store.kept_in != "postgres":
             return bool(self._store.save(checkpoint))
         self.tell(checkpoint, "invoke")
@@ -246,7 +246,7 @@ class RecordedStore:
         return saved
 
     def tell(self, checkpoint: OutboxCheckpoint, how: EventType) -> None:
-        """Record a checkpoint."""
+        """Record a request (`invoke`) to store a checkpoint, or its result."""
         if how == "ok":
             self._told = checkpoint
         self._recorder.tell(
@@ -262,7 +262,7 @@ class RecordedStore:
 
 
 class RecordedBatches:
-    """A delivery whose commits in a transaction are recorded as writes of the checkpoint, if its store keeps one."""
+    """A delivery. If its store keeps the checkpoint in Kafka, each commit is recorded as a write of the checkpoint."""
 
     def __init__(self, recorder: Recorder, delivery: Any, store: Any) -> None:
         self._recorder, self._delivery, self._store = recorder, delivery, store
@@ -286,7 +286,7 @@ class RecordedBatches:
 
 
 def recorded(recorder: Recorder, delivery: Any, store: Any, shard: int) -> tuple[RecordedBatches, Any]:
-    """Return a delivery and its store, recorded if the store keeps checkpoints."""
+    """Wrap a delivery and its store with recorders; the store only if it stores positions."""
     if store.keeps_positions:
         store = RecordedStore(recorder, store, shard)
         if isinstance(delivery, Sequenced):
@@ -315,7 +315,7 @@ def record(recorder: Recorder, history: Path) -> None:
         return harvest
 
     class RecordedPages(MarkPages):
-        """Pages are marked under ids of their own; the term for which they are is known by then."""
+        """Marks each page under its own id. The recorder knows the current term when a page is marked."""
 
         def __init__(self, source: Any, *args: Any, **named: Any) -> None:
             recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)
@@ -328,7 +328,7 @@ def record(recorder: Recorder, history: Path) -> None:
 
 
 def main() -> None:
-    """Remove the history's file from the command line, and run the rest."""
+    """Take the history file from the command line, start to record, and run `harvest` with the other arguments."""
     file = Path(sys.argv.pop(1))
     with HistoryWriter(file) as history, suppress(KeyboardInterrupt):
         clock = clock_of(file)

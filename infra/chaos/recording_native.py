@@ -1,8 +1,8 @@
-"""Recorder of native hand-over: the records that no producer in Python sees, and the outcome of each.
+"""Recorder of native hand-over: records that the C library sends without a producer in Python, and their results.
 
-The producer is the client's own and the library in C hands over: neither is replaced. Rows are read beside it, before
-they go. Acknowledgements are recorded by a second interceptor, in Python, which is added where the library adds its
-own. Beside the history stands a file with the number of records that each call of the library took.
+The client's producer and the C library stay as they are. The recorder reads the rows before the library sends them. A
+second interceptor, in Python, records acknowledgements; it is added when the library adds its own interceptor. A file
+beside the history has the number of records that each call of the library took.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ from harvest_lib.record import ID, VALUE
 Outbound = Callable[[str, int, str], None]
 """Called with a record before it is handed over: leader id, outbox id, event."""
 Place = tuple[str | None, int | None, int | None]
-"""Topic, partition and offset of a record, as far as they are known."""
+"""Topic, partition and offset of a record; None where unknown."""
 Landed = Callable[[tuple[str, int], Place, str | None], None]
-"""Called with its outcome: its leader id and outbox id, its place, and the reason why it has none."""
+"""Called with the result of a send: leader id and outbox id, the record's position, and the reason of a failure."""
 
 _ADDS_INTERCEPTOR = "rd_kafka_interceptor_add_on_acknowledgement"
 _NAME = b"chaos"
@@ -59,20 +59,20 @@ _AddInterceptor = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_void_p)
 
 
 def count_handed_over(histories: Path) -> int:
-    """Return how many records the processes with a history in this folder have handed over natively."""
+    """Return the number of records that the processes with a history in this folder handed over natively."""
     return sum(int(line) for file in histories.glob("*.native") for line in file.read_text().split())
 
 
 class NativeRecorder:
-    """Records sends of this process's native senders from now on, of producers that `provider` makes."""
+    """Records the sends of all native senders of this process from now on; `provider` makes their producers."""
 
     def __init__(self, history: Path, provider: object, outbound: Outbound, landed: Landed) -> None:
         self._outbound, self._landed = outbound, landed
         self._counts = history.with_suffix(".native").open("a", buffering=1)
         self._sent: dict[int, dict[str, deque[tuple[str, int]]]] = defaultdict(lambda: defaultdict(deque))
-        self._made = threading.local()  # the producer that this thread has made last
+        self._made = threading.local()  # handle of the last producer of this thread
         self._kafka: CDLL
-        # librdkafka keeps both for as long as the process lives.
+        # librdkafka keeps both callbacks until the process ends.
         self._add, self._on_acknowledgement = _AddInterceptor(self._added), _OnAcknowledgement(self._heard)
         sys.setswitchinterval(_SWITCH_SECONDS)
         recorder = self
@@ -90,8 +90,8 @@ class NativeRecorder:
         vars(sender).update(NativeSender=Recorded, Producer=provider)
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """Return the producer that `make` makes. A recorded producer purges without the interpreter's lock, which the
-        client keeps meanwhile: librdkafka waits until its threads have made their reports."""
+        """Return the producer that `make` makes. Its `purge` is replaced if it is recorded: the client's `purge` holds
+        the interpreter's lock while librdkafka waits for its threads, whose reports here need the lock."""
         self._made.producer = None
         producer = make()
         if (handle := self._made.producer) is not None:
@@ -104,7 +104,7 @@ class NativeRecorder:
             raise KafkaException(error_of(code))
 
     def _resolved(self, named: Sequence[tuple[CDLL, Sequence[str]]]) -> Any:
-        """Resolve the functions that the library calls; one of them also adds the recording interceptor."""
+        """Resolve the functions that the library calls. `_added` replaces the function that adds an interceptor."""
         found, count = self._resolve(named)
         names = [name for _, some in named for name in some]
         self._kafka = next(each for each, some in named if _ADDS_INTERCEPTOR in some)
@@ -138,7 +138,7 @@ class NativeRecorder:
     def _heard(self, producer: int, pointer: Any, _opaque: object) -> int:
         message = pointer.contents
         if message.opaque or not message.payload:
-            return 0  # Python has handed it over, and gets its report
+            return 0  # a producer in Python sent it and gets its report
         event = json.loads(ctypes.string_at(message.payload, message.length)).get("event")
         if sent := self._sent[producer].get(event):
             topic = self._kafka.rd_kafka_topic_name(message.topic).decode()

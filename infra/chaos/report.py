@@ -1,4 +1,4 @@
-"""Results of runs: as JSON, for a terminal, and as the table of faults in the documentation."""
+"""Results of runs: as JSON, as a table for the terminal, and as the table of faults in the documentation."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,23 +18,23 @@ _BEGINS, _ENDS = "<!-- table -->", "<!-- end of table -->"
 
 
 def lost(outcome: Outcome) -> int:
-    """Count records whose commit was answered and that were never seen."""
+    """Count the records whose commit was confirmed and that no reader saw."""
     return _count(outcome, "lost-write", "unseen")
 
 
 def duplicates(outcome: Outcome) -> int:
-    """Count records that came again, as promised or not."""
+    """Count duplicates, whether the promise allows them or not."""
     return _count(outcome, *DUPLICATES)
 
 
 def unexplained(outcome: Outcome) -> int:
-    """Count findings that the promise does not allow, and promises of faults that were not kept."""
+    """Count findings that the promise of the delivery does not allow, and broken promises of faults."""
     return sum(outcome.verdict.unexplained.values()) + len(outcome.broken)
 
 
 def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return a sentence for each run with nothing at stake: no faults, no commits, no deliveries, or no records that
-    were handed over as planned."""
+    """Return a sentence for each reason why a run proves nothing: no fault, no commit, no delivery, or no native
+    hand-over although it was planned."""
     wanted: Mapping[str, Callable[[Outcome], object]] = {
         "no fault was injected": lambda each: each.injected,
         "no record was committed": lambda each: each.committed,
@@ -49,7 +49,7 @@ def _went_as_planned(outcome: Outcome) -> bool:
 
 
 def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:
-    """Return the sums, which faults were not injected and why, and each run, as values that `json.dumps` takes."""
+    """Return the sums, the faults that were not injected with the reasons, and each run, as values for `json.dumps`."""
     return {
         "committed": sum(each.committed for each in outcomes),
         "delivered": sum(each.delivered for each in outcomes),
@@ -74,7 +74,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
-    """Return the same for the documentation, with its origin."""
+    """Return the table of faults in Markdown, with a sentence about the runs before it."""
     sums = document(outcomes, left_out)
     modes = ", ".join(dict.fromkeys(f"`{each.plan.mode.source}` + `{each.plan.mode.delivery}`" for each in outcomes))
     under_fire = {
@@ -102,12 +102,12 @@ def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
 
 
 def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) -> None:
-    """Write the table into a file."""
+    """Write the table of faults into a file, as `put_table` does."""
     put_table(markdown(outcomes, left_out), file)
 
 
 def put_table(written: str, file: Path) -> None:
-    """Write a table into a file, in place of the table between its marks, or as the whole file."""
+    """Replace the table between the marks of a file by `written`, or the whole file if it has no marks."""
     text = file.read_text() if file.exists() else ""
     before, begins, rest = text.partition(_BEGINS)
     _, ends, after = rest.partition(_ENDS)
@@ -137,7 +137,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, ...]]:
 
 
 def _during(finding: AnomalyFinding, injected: Sequence[InjectedFault]) -> str:
-    """Return the fault that had been injected last when the finding was read."""
+    """Return the last fault that began before the newest event of the finding; empty if there is none."""
     at = max(event.time for event in finding.events)
     return next((each.fault for each in reversed(injected) if each.at <= at), "")
 

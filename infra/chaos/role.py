@@ -1,6 +1,7 @@
-"""Role of the harvesters in Postgres, with the grants that `harvest grants` prints, and nothing more.
+"""The harvesters' role in Postgres, with the grants that `harvest grants` prints and a single grant more.
 
-It may also read where a timeline forked, as an operator may allow to avoid work after a failover.
+It may also call `pg_read_file`, by which it reads where a timeline forked. Operators may grant it to save work after a
+failover.
 """
 
 import secrets
@@ -26,7 +27,7 @@ _END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE us
 
 
 class Role:
-    """The role on a cluster of Postgres, copies of it included. `dsn` returns the connection string of its owner."""
+    """The role on a Postgres server and its standbys. `dsn` returns the connection string of the tables' owner."""
 
     def __init__(self, outbox: OutboxTable, mode: ReadingMode, dsn: Callable[[], str]) -> None:
         self._grants = Grants(outbox=outbox, mode=mode, harvester=NAME, reader="", writers={})
@@ -34,20 +35,20 @@ class Role:
         self._password = secrets.token_urlsafe()
 
     def make(self) -> None:
-        """Make the role; the tables are there."""
+        """Create the role and give it its grants. The tables must exist."""
         self._run(_CREATE.format(_ROLE, sql.Literal(self._password)), _MAY_READ_FORKS.format(_ROLE))
         self.grant()
 
     def dsn(self, dsn: str) -> str:
-        """Return how it connects where its owner does by `dsn`."""
+        """Return the connection string of the role for the server of `dsn`."""
         return make_conninfo(dsn, user=NAME, password=self._password)
 
     def grant(self) -> None:
-        """Give it the rights that it needs."""
+        """Give the role the grants that it needs."""
         self._run(self._grants.script().encode())
 
     def revoke(self) -> None:
-        """Take all tables from it; its sessions go on."""
+        """Revoke all its grants on tables. Its sessions stay open."""
         self._run(_REVOKE.format(_ROLE))
 
     def change_password(self) -> None:
@@ -56,16 +57,16 @@ class Role:
         self._end_sessions()
 
     def restore_password(self) -> None:
-        """Let harvesters in again."""
+        """Make the harvesters' password valid again."""
         self._run(_PASSWORD.format(_ROLE, sql.Literal(self._password)))
 
     def lock_out(self) -> None:
-        """Let it not log in, and end its sessions."""
+        """Forbid the role to log in, and end its sessions."""
         self._run(_LOGIN.format(_ROLE, sql.SQL("NOLOGIN")))
         self._end_sessions()
 
     def let_in(self) -> None:
-        """Let it log in again."""
+        """Permit the role to log in again."""
         self._run(_LOGIN.format(_ROLE, sql.SQL("LOGIN")))
 
     def _end_sessions(self) -> None:

@@ -1,6 +1,6 @@
-"""One run: write, harvest, read and inject faults for a while; then heal, drain, read all of it once more, and judge.
+"""One run: write, harvest, read and inject faults for some time; then drain, read the topic again, check the history.
 
-The seed decides which faults are injected, in which order and for how long. Their effect depends on the machine.
+The seed determines which faults are injected, in which order and for how long. Their effect depends on the machine.
 """
 
 import random
@@ -43,8 +43,8 @@ class ChaosPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """One fault as it was: the process that led, when it began by the boot clock, how long it lasted, and how long it
-    took from its end until all was read that had been committed by then."""
+    """One injected fault: the process that led at its start; the start by the boot clock; its duration; and the time
+    from its end until all records that had been committed by then were read."""
 
     fault: str
     leader: str
@@ -55,8 +55,8 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of a run. `history` is the folder with its events; under fire it was for `fire_seconds`. Records that
-    were handed over natively are counted each time."""
+    """Outcome of a run. `history` is the folder with its events. Faults were injected for `fire_seconds`, pauses
+    included. `handed_over_natively` counts a record each time it is sent."""
 
     plan: ChaosPlan
     history: Path
@@ -71,10 +71,10 @@ class Outcome:
 
 
 def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
-    """Run the plan in an empty folder; the history stays there. `schedule` has the faults; `say` gets a line for
-    each step.
+    """Run the plan in an empty folder; the history stays there. `schedule` chooses the faults; `say` receives a line
+    for each step.
 
-    Raises StackError when the system does not come up, or its servers do not come back after a fault.
+    Raises StackError if the system does not start, or its servers do not recover after a fault.
     """
     began, history = time.monotonic(), folder / "history"
     prepare = [FAULTS[name].prepare for name in schedule.possible(plan.mode)]
@@ -115,8 +115,8 @@ def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Cal
 
 
 def judged(history: Path, mode: SystemMode) -> tuple[int, Sequence[TermEvent], HistoryVerdict]:
-    """Check the history in a folder against the mode's promise; return also how many records were committed, and
-    neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
+    """Check the history in a folder against the mode's promise. Return the number of committed records, the terms that
+    began, and the verdict. Records that Postgres or a deleted topic lost, or an operator dropped, are not counted."""
     promise = Promise(
         delivery="transactional" if mode.exactly_once else "at_least_once",
         barrier=mode.delivery == "barrier",
@@ -138,7 +138,7 @@ def judged(history: Path, mode: SystemMode) -> tuple[int, Sequence[TermEvent], H
 
 
 def not_kept(injected: Sequence[InjectedFault], terms: Sequence[TermEvent], verdict: HistoryVerdict) -> list[Broken]:
-    """Return the broken promises of faults that the checker does not cover."""
+    """Return the promises of faults that were broken and that the checker of histories does not cover."""
     copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []
     for each in injected:
@@ -150,7 +150,7 @@ def not_kept(injected: Sequence[InjectedFault], terms: Sequence[TermEvent], verd
 
 
 def _broken(what: str, wait: Callable[[], None]) -> list[Broken]:
-    """Wait for a promise; return it if it was not kept."""
+    """Call `wait`, and return a broken promise if it raises StackError."""
     try:
         wait()
     except StackError as error:
@@ -160,13 +160,13 @@ def _broken(what: str, wait: Callable[[], None]) -> list[Broken]:
 
 def _unreadable(line: BadLine) -> None:
     if line.file.name.startswith("harvester-"):
-        return  # a killed harvester may leave half a line
+        return  # a killed harvester may leave an incomplete line
     raise StackError("the history cannot be read", evidence=str(line), next_step="is the disk full?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderFire:
-    """A system under faults, while it is used."""
+    """Injects faults into a system under load. `broken` receives the promises that were not kept."""
 
     plan: ChaosPlan
     schedule: Schedule
@@ -175,7 +175,7 @@ class UnderFire:
     broken: list[Broken] = field(default_factory=list)
 
     def inject(self) -> list[InjectedFault]:
-        """Inject faults, one at a time, for as long as the plan lasts and the harvesters keep up."""
+        """Inject faults one at a time until the plan's time is over, a promise is broken, or no fault is left."""
         draw = random.Random(self.plan.seed)  # noqa: S311 - no secret
         deadline = time.monotonic() + self.plan.seconds
         injected: list[InjectedFault] = []
@@ -189,7 +189,7 @@ class UnderFire:
     def _inject(self, name: str, draw: random.Random) -> InjectedFault:
         load, system = self.load, self.load.system
         leader = system.leader
-        leads = leader.process_name if leader is not None else ""  # its place may have another process afterwards
+        leads = leader.process_name if leader is not None else ""  # the member may have another process afterwards
         began, at = time.monotonic(), boot_seconds()
         load.faults.append(FaultEvent(type="info", process="chaos", fault=name, step="begin"))
         with FAULTS[name].inject(system, draw, load.write):
@@ -214,8 +214,8 @@ class UnderFire:
 
 
 def _drained(answered: set[str], seen: set[str]) -> None:
-    """Wait until everything whose commit was answered has been read; missing records are for the checker to report."""
+    """Wait until all records whose commit was confirmed have been read. The checker reports missing records."""
     due = answered - seen
     with suppress(StackError):
         until(lambda: due <= seen, _DRAIN_SECONDS, "not all was read", next_step="read what the checker reports")
-    time.sleep(_QUIET_SECONDS[0])  # copies may come
+    time.sleep(_QUIET_SECONDS[0])  # duplicates may still arrive

@@ -1,4 +1,4 @@
-"""The order of faults: over the runs of all modes, each is injected once before any is injected again."""
+"""The order of faults: over the runs of all modes, every fault is injected once before a fault is injected again."""
 
 import random
 from collections import Counter
@@ -9,10 +9,10 @@ from infra.chaos.system import SystemMode
 
 
 class Schedule:
-    """The faults of consecutive runs, in an order that the seed draws."""
+    """Chooses the faults of consecutive runs, in a random order that the seed determines."""
 
     def __init__(self, faults: Mapping[str, Fault], modes: Sequence[SystemMode], brokers: int, seed: int) -> None:
-        """Prepare. `modes` are the modes of the runs, in their order."""
+        """`modes` are the modes of the runs, in the order of the runs."""
         self._faults, self._modes, self._brokers = faults, list(modes), brokers
         self._draw = random.Random(seed)  # noqa: S311 - no secret
         self._rank = {name: self._draw.random() for name in faults}
@@ -28,8 +28,8 @@ class Schedule:
         ]
 
     def next(self, mode: SystemMode) -> str | None:
-        """Return the next fault for a run of this mode, None if there is no fault: of the faults that were
-        injected least often, a fault with the fewest modes left."""
+        """Return the next fault for a run of this mode, None if no fault can be injected. Faults that were injected
+        least often come first; among them, faults that fit the fewest remaining modes."""
         left = self._modes[self._modes.index(mode) :]
         candidates = [
             (self.injected[name], sum(map(self._faults[name].fits, left)), self._rank[name], name)
@@ -43,7 +43,7 @@ class Schedule:
         return name
 
     def left_out(self) -> dict[str, str]:
-        """Return the faults that were never injected, and why."""
+        """Return the faults that were never injected, each with the reason."""
         return {name: self._why(name, fault) for name, fault in self._faults.items() if not self.injected[name]}
 
     def _why(self, name: str, fault: Fault) -> str:

@@ -1,4 +1,4 @@
-"""The system that is put under fire: Postgres, a Kafka cluster, and harvesters with links of their own to both."""
+"""The system that receives the faults: Postgres, a Kafka cluster, and harvesters with their own links to both."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -34,7 +34,7 @@ from infra.waiting import until
 TOPIC = "chaos"
 PARTITIONS = 8
 SESSION_SECONDS = 6.0
-"""A leader is replaced after this time; it stops by itself after half of it."""
+"""A silent leader is replaced after this time. A leader that cannot prove its leadership stops after half of it."""
 _MEMBERS = 3
 GROUP = "chaos"
 _OUTBOX = OutboxTable(("outbox",))
@@ -57,12 +57,12 @@ class SystemMode:
 
     @property
     def exactly_once(self) -> bool:
-        """True if readers of committed records are promised no repeats."""
+        """True if the delivery promises no duplicates to readers of committed records."""
         return self.delivery in {"transactional", "sequenced"}
 
     @property
     def elects_by_kafka(self) -> bool:
-        """True if a consumer group elects the leader, and no lock in Postgres."""
+        """True if a consumer group elects the leader, not a lock in Postgres."""
         chosen = choose(None, source=self.source, delivery=self.delivery, leadership=self.election)
         return chosen.leadership == "neli"
 
@@ -72,7 +72,7 @@ class SystemMode:
 
 
 class System:
-    """All of it; use `running` to have it."""
+    """The servers, the harvesters and the links between them. `running` starts and stops it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class System:
         session_seconds: float = SESSION_SECONDS,
         listens: bool = False,
     ) -> None:
-        """Prepare; nothing is started yet. Harvesters serve their metrics if it `listens`."""
+        """Prepare; nothing is started yet. If `listens` is true, harvesters serve their metrics."""
         self.mode = mode
         self._session_seconds = session_seconds
         self.folder, self.history = folder, folder / "history"
@@ -98,19 +98,19 @@ class System:
         self.role = Role(_OUTBOX, ReadingMode.of(mode.source, mode.delivery), lambda: self.dsn)
         """The harvesters' role."""
         self.servers = [self.postgres]
-        """All that there have been, standbys too."""
+        """All Postgres servers that the run has had, standbys included."""
         self.happened: list[FailoverLoss | RecreatedTopic | Park] = []
-        """Effects of faults on records, until they are written down."""
+        """Effects of faults on records. An effect is removed when it is written into the history."""
         self.following: Following
-        """The reader that follows all along, once it has begun."""
+        """The reader that follows the topic; set when the reader has begun."""
         self.topic_made_at = 0.0
-        """Creation time of the current topic, by the boot clock: no record can have been written to it before."""
+        """Time of the request to create the current topic, by the boot clock. The topic has no older record."""
         self.make_room: Callable[[Path], object] = lambda _folder: None
-        """Called with the folder of a server that is added, before anything is in it."""
+        """Called with the empty folder of each added server."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
 
     def move_members(self, paths: Sequence[NetworkPath]) -> None:
-        """Put each harvester at the end of a network path of its own; before anything is started."""
+        """Put each harvester at the far end of its own network path. Call it before anything is started."""
         for member, path in zip(self.members, paths, strict=True):
             member.move(path)
         self.kafka.detours = self._detours()
@@ -120,17 +120,17 @@ class System:
 
     @property
     def dsn(self) -> str:
-        """Connection string of writers: past all links."""
+        """Connection string of writers. It bypasses all links."""
         return self.postgres.dsn
 
     @property
     def leader(self) -> Member | None:
-        """The place of the newest term whose process lives, None when there is none."""
+        """The member with the newest term among the members whose process is alive, None if no member leads."""
         leads = [(lead.at, member) for member in self.members if (lead := member.lead) is not None]
         return max(leads, key=lambda each: each[0])[1] if leads else None
 
     def start(self) -> None:
-        """Start servers, make table and topic, and start all harvesters."""
+        """Start the servers, create the table and the topic, and start all harvesters."""
         self.kafka.prepare()
         self.postgres.start()
         self.kafka.spawn()  # brokers take longest: the rest is done meanwhile
@@ -145,20 +145,20 @@ class System:
             self.start_member(member)
 
     def make_topic(self) -> None:
-        """Make the topic that records go to."""
+        """Create the topic of the records."""
         self.topic_made_at = boot_seconds()
         create_topic(
             {"bootstrap.servers": self.kafka.bootstrap_servers}, TOPIC, partitions=PARTITIONS, config=self._topic_config
         )
 
     def move_to(self, postgres: PostgresServer) -> None:
-        """Make writers write there from now on, and harvesters' links lead there."""
+        """Make this server the target of writers and of the harvesters' links from now on."""
         self.postgres = postgres
         for member in self.members:
             member.postgres.forward_to("127.0.0.1", postgres.port)
 
     def start_member(self, member: Member) -> None:
-        """Start a harvester in a place whose last harvester has ended."""
+        """Start a new harvester process of a member whose last process has ended."""
         member.start(self._config(member), self.mode.hand_over)
 
     def await_leader(self, seconds: float = _READY_SECONDS) -> Member:
@@ -172,7 +172,7 @@ class System:
         )
 
     def await_cluster(self) -> None:
-        """Wait until all brokers are in the cluster again."""
+        """Wait until the cluster answers and all replicas are in sync. Raises StackError."""
         until(
             lambda: self.kafka.answers() and not self._under_replicated(),
             _READY_SECONDS,
@@ -181,8 +181,8 @@ class System:
         )
 
     def await_members(self, seconds: float = _READY_SECONDS) -> None:
-        """Wait until all harvesters have started: without a server a harvester may give up by then. Raises
-        StackError, also if one has ended by itself."""
+        """Wait until all harvesters have started. Raises StackError if that takes too long or a harvester has ended by
+        itself, as a harvester may do at its start if a server is unavailable."""
 
         def starting() -> list[Member]:
             return [member for member in self.members if not member.is_started]
@@ -207,7 +207,7 @@ class System:
             require_up(harvester.process, lines=2)
 
     def end(self) -> None:
-        """Request all harvesters to stop, and raise StackError if a harvester does not do so in order."""
+        """Request all harvesters to stop. Raises StackError if a harvester does not stop in order."""
         self.require_all_up()
         end_in_order(self._harvesters)
 
@@ -252,7 +252,7 @@ class System:
         return {"message.timestamp.before.max.ms": str(int((self._session_seconds - 1) * 1000))}
 
     def operator_config(self) -> Path:
-        """Write the configuration of an operator, which bypasses all links, and return its file."""
+        """Write a configuration for operator commands, whose addresses bypass all links, and return its file."""
         file = self.folder / "operator.yaml"
         file.write_text(self._yaml(self.kafka.bootstrap_servers, self.dsn))
         file.chmod(0o600)
@@ -295,8 +295,8 @@ def running(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[System]:
-    """Have the system up, its first leader leading, and nothing of it left at the end. Contexts in `prepare` are
-    entered before it starts, each once."""
+    """Start the system, yield it when a harvester leads and all have started, and end all processes at the end. The
+    contexts in `prepare` are entered before the start, each once."""
     with Links() as links, ExitStack() as prepared:
         system = System(folder, parts, links, mode, brokers, session_seconds=session_seconds, listens=listens)
         for each in dict.fromkeys(prepare):

@@ -1,4 +1,4 @@
-"""A system under load: writers write all along, and a reader follows the topic."""
+"""A system under load: writers write continuously, and a reader follows the topic."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,15 +16,15 @@ from infra.waiting import until
 
 _KEYS = 300
 _MOST_BEHIND = 6_000
-"""Records that wait to be read, at most: a machine that cannot keep to the rate shall recover in time all the same."""
+"""Writers pause at this number of unread records, so that a machine too slow for the rate recovers in time."""
 _RECOVER_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderLoad:
-    """A system whose writers add to `answered`, the events whose commit was answered, and whose follower adds to the
-    events it has seen. `write` begins a transaction that the history follows, `read` makes a reader by its name, and
-    `faults` is the history of the faults."""
+    """A system with its writers and its follower, the reader that follows the topic. Writers add to `answered` the
+    events whose commit Postgres confirmed. `write` makes a recorded transaction, `read` makes a reader of the given
+    name, and `faults` is the history of the faults."""
 
     system: System
     writers: Writers
@@ -35,7 +35,7 @@ class UnderLoad:
     faults: HistoryWriter
 
     def note_what_happened(self) -> None:
-        """Write down the effects of a fault on records; lost records are not waited for any more."""
+        """Write the effects of faults on records into the history, and stop expecting the lost records."""
         for event in self.system.happened:
             self.faults.append(event)
             if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":
@@ -43,12 +43,12 @@ class UnderLoad:
         self.system.happened.clear()
 
     def recover(self) -> None:
-        """Wait until all has been read that is committed now, and something more was committed. Raises StackError if
-        that takes too long."""
+        """Wait until all records that are committed now have been read, and further records were committed. Raises
+        StackError if that takes too long."""
         seen, count = self.follower.seen, len(self.answered)
         due = self.answered - seen
         until(
-            lambda: due <= seen and len(self.answered) > count,  # writers go on, too
+            lambda: due <= seen and len(self.answered) > count,  # writers must continue, too
             _RECOVER_SECONDS,
             f"it was undone, and harvesting did not go on within {_RECOVER_SECONDS:.0f} s",
             evidence=lambda: (
@@ -73,7 +73,8 @@ def under_load(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[UnderLoad]:
-    """Keep a system up and used; `rate` is in records per second, of all `threads`. Its history is in the folder."""
+    """Run a system under load. `rate` is in records per second, of all `threads` together. The history is in the
+    subfolder `history` of `folder`."""
     isolation: Isolation = "committed" if mode.exactly_once else "uncommitted"
     history, locks_first = folder / "history", mode.source == "transaction_id"
     with ExitStack() as ending:

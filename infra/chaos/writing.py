@@ -1,7 +1,7 @@
-"""Writers whose every record can be traced: transactions of some records, each after its key's row was locked.
+"""Writers of traceable records: each transaction locks the rows of its keys, then inserts a record for each key.
 
-A record's value has its event and the number of earlier records of its key. The history has each transaction before
-it is committed, and its end as far as its writer knows.
+The value of a record has its event id and its sequence number within its key. The history has each transaction before
+the commit is requested, and then its result as far as the writer knows it.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from infra.chaos.history.events import EventType, Write, WrittenRecord
 from infra.chaos.history.writer import HistoryWriter
 
 _LOCK_FIRST = "SELECT pg_advisory_xact_lock(hashtext(key)) FROM unnest(%s::text[]) AS keys(key)"
-"""Takes no transaction id, as the lock of a row does."""
+"""An advisory lock assigns no transaction id; a row lock does."""
 _LOCK = "SELECT FROM chaos_keys WHERE key = ANY(%s) ORDER BY key FOR UPDATE"
 _COUNT = "UPDATE chaos_keys SET seq = seq + 1 WHERE key = ANY(%s) RETURNING key, seq"
-"""Run once they are locked: this statement takes them in no order."""
+"""Runs after the rows are locked, because this statement locks rows in no defined order."""
 _NOTE = "INSERT INTO chaos_written SELECT unnest(%s::uuid[])"
 _TABLE = """
 CREATE TABLE chaos_written (event uuid PRIMARY KEY);  -- outlasts what is purged
@@ -38,7 +38,7 @@ _LIMITS = RecordLimits(value_chars=None)
 _MOST_RECORDS = 20
 _MOST_PIECES = 3
 _LATE_SECONDS = 20.0
-"""Delayed writers catch up at most this much."""
+"""Delayed writers make up for at most this much time."""
 _ROLLED_BACK = 0.08
 _VALUE_BYTES = 200
 _RETRY_SECONDS = 0.2
@@ -47,7 +47,7 @@ _CONNECT_SECONDS = 5
 
 
 def make_tables(dsn: str, keys: int) -> None:
-    """Create the tables that the writers need beside the outbox."""
+    """Create the tables that the writers need in addition to the outbox."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_TABLE.format(keys=keys, slow=SLOW_KEYS).encode())
 
@@ -58,13 +58,13 @@ def hash_of(value: bytes) -> str:
 
 
 class Writing:
-    """One transaction of a writer that the history follows; `write`, then `end` it once."""
+    """One recorded transaction of a writer. Call `write` any number of times, then `end` once."""
 
     def __init__(
         self, history: HistoryWriter, process: str, topic: str, answered: set[str], *, locks_first: bool = False
     ) -> None:
-        """Prepare. Events whose commit is answered go into `answered`. With `locks_first` the transaction has no id
-        before it has all its keys, so that ids of transactions are in the order in which a key's records commit."""
+        """Prepare. The events are added to `answered` when the commit is confirmed. With `locks_first` the transaction
+        gets its id only after it has locked all its keys: transaction ids then follow the commit order of a key."""
         self._history, self._process, self._topic, self._answered = history, process, topic, answered
         self._locks_first = locks_first
         self._transaction = str(uuid.uuid4())
@@ -72,7 +72,7 @@ class Writing:
         self._is_told = False
 
     def write(self, connection: psycopg.Connection[Any], keys: list[str], padding: str = "") -> None:
-        """Write a record of each key; keys in ascending order, or writers would wait for each other in a circle.
+        """Write a record of each key. `keys` must be in ascending order, because writers would deadlock otherwise.
         `padding` makes the records larger.
         """
         if self._locks_first:
@@ -91,19 +91,19 @@ class Writing:
 
     @property
     def events(self) -> tuple[str, ...]:
-        """The events of its records."""
+        """The event ids of the records written so far."""
         return tuple(record.event for record in self._records)
 
     def begin_end(self) -> None:
-        """Record that it is about to be committed or rolled back."""
+        """Record that the transaction is about to be committed or rolled back."""
         self._tell("invoke")
         self._is_told = True
 
     def end(self, how: EventType) -> None:
-        """Record its end."""
+        """Record the result: `ok` committed, `fail` rolled back, `info` unknown."""
         if not self._is_told:
             self.begin_end()
-        if how == "ok":  # first: a write noted as answered at a time is in the set by then
+        if how == "ok":  # before the history: a write that the history has as confirmed is already in the set
             self._answered.update(record.event for record in self._records)
         self._tell(how)
 
@@ -114,7 +114,7 @@ class Writing:
 
 
 class Writers:
-    """Threads that write at a rate together until they are stopped; a context manager."""
+    """Threads that together write at a given rate until they are stopped; a context manager."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class Writers:
         is_behind: Callable[[], bool],
         locks_first: bool = False,
     ) -> None:
-        """Prepare. `rate` is in records per second, of all threads; while `is_behind` is true they wait for readers.
-        See `Writing` for the rest."""
+        """Prepare. `rate` is in records per second, of all threads together. Threads pause while `is_behind` is true.
+        `Writing` explains the other arguments."""
         self._dsn, self._history, self._topic, self._keys = dsn, history, topic, keys
         self._pause_seconds = threads * (1 + _MOST_RECORDS) / 2 / (1 - _ROLLED_BACK) / rate
         self._stop = threading.Event()
@@ -150,7 +150,7 @@ class Writers:
         self.stop()
 
     def stop(self) -> None:
-        """Stop and wait until the last transaction has ended. Safe to repeat."""
+        """Stop the threads, and wait until their last transactions have ended. Safe to repeat."""
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""The commands that exist in a clone of the repository only. `harvest_lib.cli` registers them when it finds them."""
+"""The commands that exist only in a clone of the repository. `harvest_lib.cli` registers them if it finds them."""
 
 from infra.cli.bench import bench
 from infra.cli.chaos import chaos

@@ -18,7 +18,7 @@ _LONGEST_FINDINGS = 10
 
 
 class Modes(StrEnum):
-    """A source and a delivery, or all of them in turn."""
+    """A source and a delivery, or all combinations one after another."""
 
     ALL = "all"
     MARK_BARRIER = "mark/barrier"
@@ -44,7 +44,7 @@ class Election(StrEnum):
 
 
 class Impl(StrEnum):
-    """The implementation that hands records over, or both in turn."""
+    """The implementation that hands records over to Kafka, or both one after another."""
 
     BOTH = "both"
     NATIVE = "native"
@@ -162,7 +162,7 @@ def chaos(
 
 
 def _implementations(impl: Impl) -> list[str]:
-    """Return the implementations to run, in their order; of both only Python where there is no other."""
+    """Return the implementations to run, in this order. `both` means only Python if the native one is unavailable."""
     from harvest_lib.native import implementation
 
     if impl is Impl.PYTHON:
@@ -177,7 +177,8 @@ def _implementations(impl: Impl) -> list[str]:
 
 
 def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
-    """Refuse faults that were named and cannot be injected; with `require_all`, any fault that would be left out."""
+    """Raise an error for named faults that this machine cannot inject. With `require_all` and no named faults, raise
+    an error for any fault that would be left out."""
     missing = _part("infra.chaos.faults").missing(brokers)
     if asked := {name: missing[name] for name in names if name in missing}:
         said = "; ".join(f"{name}: {sentence}" for name, sentence in asked.items())

@@ -1,4 +1,4 @@
-"""`harvest history`: check a history of events, and show the verdict."""
+"""`harvest history`: check the history of a run, and show the verdict."""
 
 import gc
 from pathlib import Path
@@ -83,7 +83,7 @@ def history(
 
 
 def show_verdict(verdict: "HistoryVerdict", bad: "list[BadLine]") -> None:
-    """Print what was found: counts of each anomaly, then the unexplained anomalies."""
+    """Print the counts of each anomaly, the unexplained findings, and the lines that could not be read."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

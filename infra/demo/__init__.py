@@ -1,5 +1,5 @@
-"""The main job in one command: Spark writes, the harvester delivers, its leader is killed twice, an audit proves it.
+"""`make demo`: Spark writes, harvesters deliver, the leader is killed twice, and an audit checks the result.
 
-Then the same flights are delivered exactly once. `run` conducts `loading`, `copying` and `pool`; `report` has the
-result, `picture` and `page` show it. Other demos share `runner`, `place`, `feeding` and `comparing`.
+Then the same flights are delivered exactly once. `run` runs `loading`, `copying` and `pool`; `report` computes the
+result; `picture` and `page` show it. Other demos also use `runner`, `place`, `feeding` and `comparing`.
 """

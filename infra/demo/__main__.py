@@ -1,12 +1,12 @@
-"""`make demo`: Spark writes, the harvester delivers, its leader is killed twice, an audit proves it; once more, exactly
-once; then in Dagster.
+"""`make demo`: three acts. In the first, Spark writes, harvesters deliver, the leader is killed twice, and an audit
+checks the result. The second does the same exactly once. The third runs in Dagster.
 
 With OPEN=1 Dagster's page is opened at the end and stays until Ctrl-C. On servers that the user named there is no
-third act: Dagster's tables are nothing to leave there.
+third act, because Dagster would leave its tables there.
 
-Exit codes: 0 nothing was lost, reordered or unexplained, exactly once nothing came twice, two successors took over in
-each act, and in Dagster all assets were made and all checks pass; 1 otherwise, or something failed; 130 interrupted,
-and 143 terminated, with nothing left running.
+Exit codes: 0 no record was lost, reordered or an unexplained duplicate, the second act had no duplicate, two successors
+took over in each of both acts, and in Dagster all assets were made and all checks pass; 1 otherwise, or something
+failed; 130 interrupted, and 143 terminated, with nothing left running.
 """
 
 import os
@@ -42,7 +42,7 @@ def _tables(report: Report) -> list[Table]:
 
 
 def _stay_open(url: str, progress: Progress) -> None:
-    """Show Dagster's page until the user presses Ctrl-C; from then on it ends undisturbed."""
+    """Show Dagster's page until the user presses Ctrl-C, which ends the demo normally."""
     try:
         if any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):  # else a browser would take the terminal
             webbrowser.open(f"{url}/asset-groups")

@@ -1,4 +1,4 @@
-"""Comparison of arrived with written records: the records of a topic, and counts of lost and surplus records."""
+"""Comparison of found records with written records, and a reader of the committed records of a topic."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -18,7 +18,8 @@ _READ_SECONDS = 30.0
 def differences(
     written: Iterable[Value] | Mapping[Value, int], found: Iterable[Value] | Mapping[Value, int]
 ) -> dict[str, int]:
-    """Count the found, the lost and the surplus values. A value that differs is both lost and surplus."""
+    """Count the found values (`rows`), the lost values and the surplus values (`duplicates`). A changed value counts
+    as lost and as surplus."""
     expected, there = Counter[Value](written), Counter[Value](found)
     return {
         "rows": there.total(),
@@ -28,7 +29,7 @@ def differences(
 
 
 def committed_values(place: Place) -> Iterator[bytes]:
-    """Yield the values of the committed records of the topic, in order within each partition."""
+    """Yield the values of the topic's committed records, up to its end, in order within each partition."""
     consumer = Consumer(
         {
             **place.kafka,

@@ -1,4 +1,4 @@
-"""The same flights once more, for the act that delivers exactly once: from Spark's table into an outbox."""
+"""Copies the flights from the table that Spark wrote into a native outbox, for the act that delivers exactly once."""
 
 import time
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ _MONTHS = range(1, 13)
 
 
 class Copying(Feed):
-    """A thread that writes an outbox row for each flight that is in Postgres, a transaction per month."""
+    """A thread that writes an outbox row for each flight in Postgres, in one transaction per month."""
 
     writer = "SQL"
 
     def __init__(self, place: Place) -> None:
-        """Prepare; the flights are in the database of `place`."""
+        """Prepare. The database of `place` must have the flights."""
         super().__init__("copying", self._copy)
         self.months: list[Month] = []
         self._copied: list[Month] = []
@@ -33,11 +33,11 @@ class Copying(Feed):
 
     @property
     def rows(self) -> int:
-        """Rows committed, as of the last `look`."""
+        """Number of committed rows at the last `look`."""
         return sum(month.rows for month in self.months)
 
     def look(self) -> list[Month]:
-        """Return the months committed since the last call. Raises HarvestError when Postgres has refused a month."""
+        """Return the months committed since the last call. Raises HarvestError if Postgres has refused a month."""
         super().look()
         new = self._copied[len(self.months) :]
         self.months += new

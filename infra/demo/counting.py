@@ -1,4 +1,4 @@
-"""Number of records in a topic, counted several times a second: each count is one request to the brokers."""
+"""Counts the records of a topic. Each count is one request to the brokers, so it can run several times a second."""
 
 import time
 
@@ -12,7 +12,7 @@ _REQUEST_SECONDS = 5
 
 
 class Counting:
-    """The number of records in the topic of a demo, repeats included."""
+    """Counts the records in the topic of a demo, duplicates included."""
 
     def __init__(self, place: Place) -> None:
         self._settings = place.kafka
@@ -23,9 +23,10 @@ class Counting:
         self._answered = time.monotonic()
 
     def count(self) -> int:
-        """Return the number of records, or the last known number while the brokers cannot answer.
+        """Return the number of records, or the last counted number if the brokers do not answer.
 
-        A topic just made has partitions whose leaders do not know it yet. Raises KafkaError when that lasts.
+        Just after the topic was made, the leaders of its partitions may not know it yet. Raises KafkaError if the
+        brokers give no answer for 15 s.
         """
         try:
             answers = self._admin.list_offsets(self._latest, request_timeout=_REQUEST_SECONDS)

@@ -1,4 +1,4 @@
-"""Requests of a demo to Dagster, by its GraphQL: start a job, ends of runs, results of checks, assets never made."""
+"""A client of Dagster's GraphQL API: it starts jobs, and reads status of runs, results of checks and missing assets."""
 
 import json
 from collections.abc import Mapping
@@ -41,14 +41,15 @@ _ASSETS = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Last result of a check. `verdict`: `passed`, `WARN`, `ERROR`, its status if it came to none, or `never`."""
+    """Last result of a check. `verdict` is `passed`; the severity of a failure, `WARN` or `ERROR`; the status of an
+    execution without a result; or `never` if the check was never executed."""
 
     verdict: str
     description: str = ""
 
 
 class DagsterApi:
-    """Client of a webserver, which has a single code location. Raises StackError for a refused request."""
+    """Client of a webserver with a single code location. Its methods raise StackError for a refused request."""
 
     def __init__(self, url: str) -> None:
         """Prepare; nothing is sent yet."""
@@ -56,7 +57,7 @@ class DagsterApi:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=_REQUEST_SECONDS)
 
     def ask(self, query: str, **variables: object) -> Any:
-        """Return the answer's data."""
+        """Send a query, and return the data of the answer."""
         try:
             answer = self._http.post("/graphql", json={"query": query, "variables": variables})
             said = answer.json()
@@ -75,7 +76,7 @@ class DagsterApi:
         return entry["name"], repositories[0]["name"]
 
     def launch(self, job: str, tags: Mapping[str, str] | None = None, **selection: object) -> str:
-        """Start a job, or `selection` of it, and return the run's id."""
+        """Start a job, or the part of it that `selection` names, and return the id of the run."""
         location, repository = self.place()
         selector = {"jobName": job, "repositoryName": repository, "repositoryLocationName": location, **selection}
         parameters = {
@@ -89,11 +90,11 @@ class DagsterApi:
         return str(answer["run"]["runId"])
 
     def runs(self, job: str) -> dict[str, str]:
-        """Return the status of each of the job's last runs by its id, the newest first."""
+        """Return the status of the job's last 20 runs, by run id, the newest first."""
         return {run["runId"]: run["status"] for run in self.ask(_RUNS, job=job)["runsOrError"]["results"]}
 
     def never_made(self) -> list[str]:
-        """Return the assets that Dagster can make and never has."""
+        """Return the paths of the materializable assets that were never materialized, sorted."""
         return sorted(
             _path(node)
             for node in self.ask(_ASSETS)["assetNodes"]
@@ -101,7 +102,7 @@ class DagsterApi:
         )
 
     def checks(self) -> dict[tuple[str, str], CheckResult]:
-        """Return the last result of each check, by the path of its asset and its name."""
+        """Return the last result of each check, by the path of its asset and the name of the check."""
         return {
             (_path(node), check["name"]): _verdict(check["executionForLatestMaterialization"])
             for node in self.ask(_ASSETS)["assetNodes"]

@@ -1,4 +1,4 @@
-"""Feeding of a demo: a thread that writes step by step, and the flights of 2013, which most demos are fed with."""
+"""Input of the demos: a thread that writes step by step, and the flights of 2013, which most demos use."""
 
 import csv
 import io
@@ -10,10 +10,10 @@ from harvest_lib.spark.flights.source import published_source
 
 
 class Feed:
-    """A thread that takes step after step, with a pause after each, until it is done or stopped."""
+    """A thread that executes steps, with a pause after each, until no step is left or it is stopped."""
 
     def __init__(self, name: str, steps: Callable[[], Iterator[float | None]]) -> None:
-        """`steps` writes, and yields the seconds to pause: None to pause until it is woken."""
+        """`steps` returns an iterator. Each step writes, and yields the seconds to pause or None: until `wake`."""
         self._steps = steps
         self._error: BaseException | None = None
         self._is_ending, self._woken = False, threading.Event()
@@ -21,17 +21,17 @@ class Feed:
 
     @property
     def done(self) -> bool:
-        """True if nothing more comes. Raises the error that kept the rest from coming."""
+        """True if the thread has ended. Raises the error that ended it, if any."""
         has_ended = not self._thread.is_alive()
         self._raise_error()
         return has_ended
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; returns at once."""
         self._thread.start()
 
     def look(self) -> Sequence[object]:
-        """Return the news since the last call, here none. Raises the error that ended it, if any."""
+        """Return new results since the last call; none in this class. Raises the error that ended the thread."""
         self._raise_error()
         return ()
 
@@ -40,11 +40,11 @@ class Feed:
             raise self._error
 
     def wake(self) -> None:
-        """End the present pause, or the next pause."""
+        """End the current pause or, if there is none, the next pause."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Let the step that is taken be the last, and wait for its end."""
+        """Make the current step the last step, and wait for its end."""
         self._is_ending = True
         self.wake()
         if self._thread.is_alive():
@@ -62,7 +62,7 @@ class Feed:
 
 
 def published_flights() -> Iterator[dict[str, str | None]]:
-    """Yield the flights as they are published, by column; None for a value that is not known."""
+    """Yield each published flight as a dictionary by column name. An unknown value is None."""
     with zipfile.ZipFile(published_source()) as archive, archive.open(archive.namelist()[0]) as packed:
         for row in csv.DictReader(io.TextIOWrapper(packed, encoding="utf-8")):
             yield {name: None if value == "NA" else value for name, value in row.items()}

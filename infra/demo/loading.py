@@ -1,4 +1,4 @@
-"""The Spark job of a demo: a process that loads the flights month by month and reports each month."""
+"""The Spark job of `make demo`: a process that loads the flights month by month and reports each month in its log."""
 
 import signal
 import sys
@@ -14,13 +14,13 @@ from infra.log_lines import JsonLines
 from infra.processes import failed
 
 FLIGHTS = 336_776
-"""Rows of the real data set: for progress and for choosing the moments; the number committed is queried from
-Postgres."""
+"""Number of rows in the data set, for the progress bar and the times of kills. The audit queries the number of
+committed rows from Postgres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:
-    """A month that was committed. `at` is Unix time; `seconds` went into staging and promoting it."""
+    """A committed month. `at` is Unix time; `seconds` is the time to write it (for Spark: staging and promotion)."""
 
     batch: str
     rows: int
@@ -29,12 +29,12 @@ class Month:
 
 
 class Loading:
-    """`harvest_lib.spark.flights.by_month`, run once in a process of its own."""
+    """`harvest_lib.spark.flights.by_month`, run once in its own process."""
 
     writer = "Spark"
 
     def __init__(self, place: Place, folder: Path) -> None:
-        """Prepare; the log goes into `folder`."""
+        """Prepare; nothing is started yet. The log is written to `folder`."""
         self.months: list[Month] = []
         self.done = False
         self._place = place
@@ -46,7 +46,7 @@ class Loading:
 
     @property
     def rows(self) -> int:
-        """Rows committed so far."""
+        """Number of committed rows at the last `look`."""
         return sum(month.rows for month in self.months)
 
     def start(self) -> None:
@@ -63,8 +63,8 @@ class Loading:
         self._process.spawn(command, environment=environment)
 
     def look(self) -> list[Month]:
-        """Return the months committed since the last call. Raises StackError when the job has failed."""
-        ended = self._process.pid is None  # read first: its last lines are then in the log
+        """Return the months committed since the last call. Raises StackError if the job has failed."""
+        ended = self._process.pid is None  # read before the log, so that the log then has the last lines
         new = []
         for line in self._lines.new():
             if "summary" in line:
@@ -78,5 +78,5 @@ class Loading:
         return new
 
     def stop(self) -> None:
-        """End the job, with the Java it started."""
+        """End the job and its Java process."""
         self._process.stop()

@@ -1,6 +1,6 @@
-"""The report of a demo as files: `report.json`, `report.png`, and `report.html` for later readers.
+"""The report of `make demo` as the files `report.json`, `report.png` and `report.html`.
 
-The page is a single file that loads nothing else, and follows the reader's choice of light or dark.
+The HTML page loads no other file, and follows the reader's choice of a light or a dark page.
 """
 
 import json
@@ -16,7 +16,7 @@ from infra.demo.report import ACTS, KILLS
 
 
 def write(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the three files into a folder and return their paths."""
+    """Write the three files into a folder, and return their paths."""
     files = [folder / f"report.{kind}" for kind in ("html", "png", "json")]
     files[0].write_text(html(report), encoding="utf-8")
     picture.png(report, files[1])
@@ -25,7 +25,7 @@ def write(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def html(report: Mapping[str, Any]) -> str:
-    """Return the page."""
+    """Return the text of the HTML page."""
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     first, second = (report[name] for name in ACTS)
     return template.substitute(

@@ -1,6 +1,7 @@
-"""The picture of a demo: leaders, backlog of the outbox, records in Kafka, and the kills, over time.
+"""The picture of `make demo`: leaders, backlog, throughput into Kafka, and the kills, over time.
 
-As SVG it takes its ink from the page around it, so that it is readable on light and dark; as PNG it is on white.
+The SVG takes its colour of text from the page around it, so it is readable on light and dark pages. The PNG has a white
+background.
 """
 
 import io
@@ -42,7 +43,7 @@ _STYLE: Any = {
 _MARGIN_SECONDS = 1.0
 _LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
 _WIDE, _NARROW = 0.16, 0.09
-"""Shares of the time shown that a term has to last for a label of full size, and for a label with the word in it."""
+"""Least shares of the time axis for a label of full size, and for a label with the word `harvester`."""
 _TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 
@@ -53,7 +54,7 @@ def png(report: Mapping[str, Any], path: Path) -> None:
 
 
 def svg(report: Mapping[str, Any]) -> str:
-    """Draw a report as an SVG element to stand in a page that sets `color` and `--muted`."""
+    """Return a report as an SVG element for a page that sets `color` and `--muted`."""
     text = io.StringIO()
     with rc_context(_STYLE):
         _drawn(report).savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -61,7 +62,7 @@ def svg(report: Mapping[str, Any]) -> str:
     element = element[element.index("<svg") :].replace(_INK, "currentColor").replace(_MUTED, "var(--muted)")
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     opening, rest = element.split(">", maxsplit=1)
-    # The size is the page's to give; the proportions are in viewBox.
+    # The page sets the size; viewBox has the proportions.
     return re.sub(r' (?:width|height)="[^"]*"', "", opening) + ">" + rest
 
 
@@ -72,7 +73,7 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
         _draw_act(panels[:, column], report[name])
         panels[0, column].set_title(title, loc="left", fontweight="bold", pad=22)
     for panel in panels[1:, 0]:
-        panel.set_ylim(bottom=0)  # of both acts, whose axis it shares
+        panel.set_ylim(bottom=0)  # of both acts, which share the axis
     panels[0, 0].set_ylabel("leader", rotation=0, ha="right", va="center")
     panels[1, 0].set_ylabel("records waiting\nin the outbox")
     panels[2, 0].set_ylabel("records/s\ninto Kafka")
@@ -134,7 +135,7 @@ def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Seque
 
 
 def _runs(terms: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, tuple[float, float]]]:
-    """Return the leaders with begin and end; consecutive terms of the same harvester are combined."""
+    """Return each leading harvester with begin and end. Consecutive terms of the same harvester are combined."""
     runs: list[tuple[int | None, tuple[float, float]]] = []
     for term in terms:
         if runs and runs[-1][0] == term["harvester"]:
@@ -149,7 +150,7 @@ def _colour(term: Mapping[str, Any]) -> str:
 
 
 def _limits(act: Mapping[str, Any]) -> tuple[float, float]:
-    """Begin with the first row: before it servers start and nothing is to be seen."""
+    """Return the limits of the time axis. It begins at the first committed row, before which servers start."""
     first = next((later["at"] for _, later in pairwise(act["samples"]) if later["committed"]), 0.0)
     ends = [first, *(term["last"] for term in act["terms"]), *(each["killed_at"] for each in act["failovers"])]
     return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

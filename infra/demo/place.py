@@ -1,7 +1,7 @@
-"""Place of a demo: a database, a topic and a leader group, on the local stack or on the user's servers.
+"""Where a demo runs: a database, a topic and a leader group, on the demo's own stack or on the user's servers.
 
-On the demo's own stack everything is new with each run. On servers that the user named, the demo has a database and
-topics of its own, under unique names, and removes them again.
+On its own stack the demo begins each run without data. On servers that the user named, it makes a database and topics
+under unique names, and removes them at the end.
 """
 
 import secrets
@@ -30,14 +30,14 @@ PARTITIONS = 8
 
 _TOPIC_CONFIG = {
     "message.timestamp.type": "LogAppendTime"
-}  # a record's time is when Kafka had it, not when it was tried
+}  # the timestamp of a record is the time of its append in Kafka, not of the first attempt to send it
 _REMOVE_SECONDS = 10
 _NATIVE = "exactly_once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Names and addresses of a run. `dsn` holds the password."""
+    """Names and addresses of a run. `dsn` contains the password."""
 
     dsn: str
     bootstrap_servers: str
@@ -45,7 +45,7 @@ class Place:
     group: str
     outbox: str = "outbox"
     own_kafka: bool = True
-    """True if the brokers are the demo's, which ends with them and knows their settings."""
+    """True if the brokers belong to the demo, which then knows their settings and leaves topics to end with them."""
 
     @property
     def kafka(self) -> dict[str, str | int | float | bool]:
@@ -53,18 +53,20 @@ class Place:
         return {"bootstrap.servers": self.bootstrap_servers}
 
     def dsn_without_password(self) -> str:
-        """Return the DSN for a command line, which other users can read."""
+        """Return the DSN without its password, for a command line, which other users can read."""
         parameters = parameters_of(self.dsn)
         parameters.pop("password", None)
         return make_conninfo("", **parameters)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a program with that command line: no other settings, and the password."""
+        """Return the environment for a program with `dsn_without_password`: this process's, without variables of
+        harvesters and of libpq, and with the password."""
         password = parameters_of(self.dsn).get("password", "")
         return {**environment("PG"), "PGPASSWORD": password}
 
     def reaper_yaml(self, **more: object) -> str:
-        """Write the configuration of a harvester as goharvest spells it, and `more`. Holds the password."""
+        """Return the configuration of a harvester in goharvest's spelling, with the settings `more`. It contains the
+        password."""
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "producerKafkaConfig": {"compression.type": "lz4"},
@@ -78,7 +80,7 @@ class Place:
 
 @contextmanager
 def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
-    """Make the outbox table and the topic, and remove them at the end from the user's servers."""
+    """Make the outbox table and the topic. At the end, remove database and topics from the user's servers."""
     own = secrets.token_hex(4)
     with ExitStack() as removal:
         dsn = stack.dsn if stack.postgres else removal.enter_context(_database(stack.dsn, f"harvest_demo_{own}"))
@@ -98,7 +100,7 @@ def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
 
 @contextmanager
 def native(place: Place) -> Iterator[Place]:
-    """Make a native outbox beside the other outbox, with a topic of its own."""
+    """Make a native outbox in the same database, with its own topic and leader group."""
     beside = replace(place, topic=f"{place.topic}-exactly-once", group=f"{place.group}-exactly-once", outbox=_NATIVE)
     with connect(beside.dsn) as connection:
         NativeTable(outbox=OutboxTable.parse(beside.outbox)).create(connection)
@@ -108,7 +110,7 @@ def native(place: Place) -> Iterator[Place]:
 
 @contextmanager
 def _topic(place: Place) -> Iterator[None]:
-    """Make the topic; remove it at the end from the user's brokers, with the topics that harvesters made."""
+    """Make the topic. At the end, remove it and the topics that harvesters made from the user's brokers."""
     try:
         create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
         yield
@@ -118,7 +120,7 @@ def _topic(place: Place) -> Iterator[None]:
 
 
 def is_delivered(dsn: str, group: str, outbox: str = "outbox") -> bool:
-    """Return True if nothing waits in an outbox."""
+    """Return True if no record waits in an outbox."""
     config = HarvestConfig(data_source=dsn, leader_group_id=group, outbox_table=outbox)
     with connect(dsn) as connection:
         return StatusReader(connection, config).waiting().is_empty
@@ -145,5 +147,5 @@ def _remove_topics(place: Place) -> None:
         *admin.delete_consumer_groups([place.group], request_timeout=_REMOVE_SECONDS).values(),
     ]
     for answer in answers:
-        with suppress(KafkaException):  # topics and groups never made need not be removed
+        with suppress(KafkaException):  # a topic or group that was never made
             answer.result(_REMOVE_SECONDS)

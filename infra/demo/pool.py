@@ -1,4 +1,4 @@
-"""A pool of harvesters: its leaders, and the killing of the leader."""
+"""A pool of harvester processes, whose leader can be killed."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ SIZE = 3
 
 
 class DemoPool:
-    """Some harvesters on an outbox; one of them leads."""
+    """Harvesters of the same outbox, of which a single harvester leads."""
 
     def __init__(self, config: Path, folder: Path, size: int = SIZE) -> None:
         """Prepare; nothing is started yet."""
@@ -21,7 +21,7 @@ class DemoPool:
 
     @property
     def leader(self) -> Lead | None:
-        """The term of the living harvester that leads, None when none does."""
+        """The current term, as of the last `look`; None if no living harvester leads."""
         leads = [harvester.lead for harvester in self._living if harvester.lead is not None]
         return max(leads, key=lambda lead: lead.at, default=None)
 
@@ -31,7 +31,7 @@ class DemoPool:
             harvester.start()
 
     def look(self) -> list[Lead]:
-        """Return the terms that began since the last call. Raises StackError when a harvester has ended by itself."""
+        """Return the terms that began since the last call. Raises StackError if a harvester has ended by itself."""
         began: list[Lead] = []
         for harvester in self._living:
             ended = harvester.process.pid is None
@@ -42,13 +42,13 @@ class DemoPool:
         return began
 
     def kill(self, lead: Lead) -> float:
-        """SIGKILL the harvester of a term and return when, in Unix time."""
+        """SIGKILL the harvester of a term, and return the Unix time of the kill."""
         victim, at = self._remove(lead), time.time()
         victim.process.kill()
         return at
 
     def release(self, lead: Lead) -> float:
-        """Request the harvester of a term to stop, and return the time of the request, in Unix time."""
+        """Request the harvester of a term to stop, and return the Unix time of the request."""
         leaving, at = self._remove(lead), time.time()
         leaving.process.begin_stop()
         self._leaving.append(leaving)
@@ -61,17 +61,18 @@ class DemoPool:
 
     @property
     def all_started(self) -> bool:
-        """True if every living harvester has come up."""
+        """True if every living harvester has logged a complete start, as of the last `look`."""
         return all(harvester.started for harvester in self._living)
 
     def end(self) -> float:
-        """Stop the living harvesters; return the time that took. Raises StackError if a harvester had to be forced."""
+        """Stop the living harvesters, and return the seconds that this took. Raises StackError if a harvester did not
+        stop in order."""
         began = time.monotonic()
         self.leads += end_in_order(self._living)
         return time.monotonic() - began
 
     def stop(self) -> None:
-        """End all, in order and then by force."""
+        """End all harvesters, by SIGTERM and then by force."""
         for harvester in self._living:
             harvester.process.begin_stop()
         for harvester in [*self._living, *self._leaving]:

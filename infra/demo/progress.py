@@ -1,7 +1,7 @@
-"""Display of a demo while it runs, and the table at its end.
+"""Output of a demo: its progress while it runs, and the table at its end.
 
-At a terminal a few live lines; elsewhere a plain line every few seconds. Events (a month, a term, a kill) are
-shown either way.
+A terminal shows a few live lines. Other outputs get a plain line every few seconds. Both show events, such as a month,
+a term or a kill.
 """
 
 import time
@@ -20,14 +20,14 @@ from infra.demo.loading import FLIGHTS
 from infra.demo.report import ACTS, KILLS
 
 DAY = "2013-01-01"
-"""The day that Dagster's part loads."""
+"""The day that the act in Dagster loads."""
 
 _PLAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A moment of a run. `writer` fills the outbox; `leader` is None without a leader."""
+    """State of a run at a time. `writer` names the program that fills the outbox; `leader` is None if none leads."""
 
     writer: str
     committed: int
@@ -40,7 +40,7 @@ class View:
 
 
 class Progress:
-    """Report the progress on a console."""
+    """Shows the progress of a demo on a console; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -49,9 +49,9 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        """Take over the terminal, if there is a terminal."""
+        """Begin the live display if the console is a terminal."""
         if self._console.is_terminal:
-            # Refreshed here, not by a thread: children that end with their parent thread are started while it runs.
+            # `show` refreshes it, not a thread: children that end with their parent thread are started while it runs.
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         return self
@@ -59,22 +59,22 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the terminal back."""
+        """End the live display."""
         if self._live is not None:
             self._live.stop()
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since this object was made."""
         return time.monotonic() - self._began
 
     def say(self, text: str, style: str = "") -> None:
-        """Report an event."""
+        """Print an event with the seconds since the start."""
         line = Text(f"{self.seconds:6.1f} s  ", style="dim")
         self._console.print(line.append(Text(text, style=style or "not dim")), soft_wrap=True)
 
     def show(self, view: View) -> None:
-        """Show a moment."""
+        """Show the state of a run; without a terminal, at most once every 3 s."""
         if self._live is not None:
             self._live.update(_panel(view), refresh=True)
         elif time.monotonic() - self._shown >= _PLAIN_SECONDS:
@@ -107,7 +107,7 @@ def _leader(view: View) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> Table:
-    """Return the table that a demo ends with: both acts side by side."""
+    """Return the table at the end of the demo: both acts side by side."""
     acts = [report[name] for name in ACTS]
     table = Table(title="the same flights, the same kills: from Postgres to Kafka")
     table.add_column()
@@ -125,7 +125,8 @@ def summary(report: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table; its number is in the report of an act under `key`, or in the report of a failover."""
+    """A line of the table. Its number is in the report of an act under `key`; if `failover` is n > 0, it is in the
+    report of the n-th failover of the act."""
 
     label: str
     key: str
@@ -134,20 +135,20 @@ class Line:
     failover: int = 0
 
     def of(self, act: Mapping[str, Any]) -> float | None:
-        """Return its number."""
+        """Return the number in the report of an act; None if the act had no such failover."""
         if not self.failover:
-            return act[self.key]  # type: ignore[no-any-return]  # a number, by the keys that there are
+            return act[self.key]  # type: ignore[no-any-return]  # every key has a number
         return next((each[self.key] for each in act["failovers"][self.failover - 1 :]), None)
 
     def text(self, act: Mapping[str, Any]) -> str:
-        """Return its number as it is shown."""
+        """Return the number as the table shows it."""
         number = self.of(act)
         if number is None:
             return "never"
         return f"{number:.1f} s" if self.failover else f"{number:,}"
 
     def is_good(self, act: Mapping[str, Any]) -> bool | None:
-        """Return True if the number is as promised; None where nothing was."""
+        """Return whether the number is as promised; None if nothing is promised about it."""
         number = self.of(act)
         if self.must_be_zero or (self.key == "duplicates" and act["exactly_once"]):
             return not number
@@ -180,7 +181,7 @@ def _cell(line: Line, act: Mapping[str, Any]) -> Text:
 
 
 def explained(act: Mapping[str, Any]) -> list[str]:
-    """Explain the origin of the duplicates of an act, term by term."""
+    """Return a sentence about the origin of the duplicates for each term that caused some, in the order of terms."""
     order = {term["leader"]: number for number, term in enumerate(act["terms"], start=1)}
     killed = {failover["leader"] for failover in act["failovers"]}
     return [
@@ -191,7 +192,7 @@ def explained(act: Mapping[str, Any]) -> list[str]:
 
 
 def verdicts(dagster: Mapping[str, Any]) -> Table:
-    """Return the table of Dagster's results: every check with its verdict."""
+    """Return the table of the act in Dagster: every check with its verdict, failed runs, assets and the harvester."""
     table = Table(show_header=False, title=f"{DAY} in Dagster")
     table.add_column(no_wrap=True)
     table.add_column()

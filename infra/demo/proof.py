@@ -1,4 +1,4 @@
-"""The third act: a day of flights in Dagster, with a run that harvests, and every check of the result.
+"""The third act of `make demo`: a day of flights in Dagster, with a run that harvests, and all checks of the result.
 
 stack ─► Dagster ─► its supervisor starts the run that harvests
                  ─► flights_load: Spark writes a day ─► it is delivered ─► flights_audit ─► checks
@@ -26,14 +26,15 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Results in Dagster at the end. `checks` by `asset:check`."""
+    """Results in Dagster at the end of the act. `checks` has the results by `asset:check`, `never_made` the assets that
+    were never made."""
 
     url: str
     checks: Mapping[str, CheckResult]
     never_made: tuple[str, ...]
     daemon_runs: bool
     failed: tuple[str, ...] = ()
-    """Jobs that did not succeed, with where their runs are."""
+    """Jobs that did not succeed, each with its status and the address of its run."""
 
     @property
     def ok(self) -> bool:
@@ -42,13 +43,13 @@ class Proof:
         return bool(self.checks) and passed and not self.never_made and not self.failed and self.daemon_runs
 
     def document(self) -> dict[str, Any]:
-        """Return it for `report.json`."""
+        """Return the results as values for `report.json`."""
         return {"ok": self.ok, **{name: value for name, value in asdict(self).items() if name != "url"}}
 
 
 @contextmanager
 def proof(folder: Path, progress: Progress) -> Iterator[Proof]:
-    """Run the third act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
+    """Run the third act on its own servers, which run until the context ends. Raises HarvestError."""
     state = default_state()
     with ExitStack() as ending:
         ending.enter_context(_own_settings())
@@ -81,7 +82,7 @@ def _runs(dagster: DagsterApi) -> bool:
 
 
 def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Run a job to its end; return a sentence if it did not succeed, as a check that fails may cause."""
+    """Run a job to its end. Return a sentence about it if it did not succeed, for example because a check failed."""
     mine = dagster.launch(job, tags)
     _wait(lambda: dagster.runs(job).get(mine) in ENDED, _JOB_SECONDS, f"{job} does not end", folder)
     status = dagster.runs(job)[mine]

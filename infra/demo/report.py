@@ -1,7 +1,7 @@
-"""Report of a demo: from the samples while it ran and from the audits to the numbers of `report.json`.
+"""Computes the numbers of `report.json` from the samples of a run and from its audits.
 
-Pure: no I/O, no clock. All times that come in are Unix time in seconds (the audit's: milliseconds); all that go out
-are seconds since the act began.
+Pure: no I/O, no clock. Input times are Unix time in seconds, in the audit in milliseconds. Output times are seconds
+since the act began.
 """
 
 from collections import deque
@@ -21,12 +21,12 @@ _COUNTS = (
     *("committed", "delivered", "lost", "reordered", "order_violations", "unknown", "duplicates"),
     "unexplained_duplicates",
 )
-"""Numbers of the audit that the report has too."""
+"""Numbers that the report takes over from the audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample: rows committed, and records in Kafka, repeats included."""
+    """A sample: the numbers of committed rows and of records in Kafka, duplicates included."""
 
     at: float
     committed: int
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A SIGKILL of the leader, and how much was in Kafka and waiting at that moment."""
+    """A SIGKILL of the leader, with the numbers of records in Kafka and of waiting records at that time."""
 
     at: float
     victim: Lead
@@ -45,7 +45,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All that was seen while an act ran."""
+    """All observations of an act."""
 
     began: float
     wall_seconds: float
@@ -62,7 +62,8 @@ ACTS = ("at_least_once", "exactly_once")
 
 
 def whole(at_least_once: Mapping[str, Any], exactly_once: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the content of `report.json`: both acts, `versions`, and `wall_seconds` with the start of the servers."""
+    """Return the content of `report.json`: both acts, and `more`: `versions`, and `wall_seconds`, server start
+    included."""
     acts = dict(zip(ACTS, (at_least_once, exactly_once), strict=True))
     return {"ok": all(act["ok"] for act in acts.values()), **acts, **more}
 
@@ -108,7 +109,8 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
 
 
 def _failover(kill: Kill, seen: Seen, audit: AuditReport) -> dict[str, Any]:
-    """Measure from the SIGKILL to the first record that another harvester had in Kafka after it."""
+    """Return the report of a failover. `seconds` is the time from the SIGKILL to the first record of another harvester
+    in Kafka, None if there was none."""
     owners = {lead.leader_id: lead for lead in seen.leads}
     after = [
         leader
@@ -143,16 +145,16 @@ def _term(leader: LeaderStatistics, seen: Seen) -> dict[str, Any]:
 
 
 def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
-    """Return backlog and throughput over time, the latter over the last second or so.
+    """Return backlog and throughput over time. A throughput is the mean of at most the last 1.1 s.
 
-    Records that a term sent again count in Kafka but take nothing off the backlog.
+    Records that a term sent again count as records in Kafka, but do not reduce the backlog.
     """
     firsts: dict[UUID, float] = {leader.leader: leader.first_ms / 1000 for leader in audit.leaders}
     repeats = [(firsts[each.new_leader], each.count) for each in audit.explanations if each.new_leader in firsts]
     series: list[dict[str, float | int]] = []
     window: deque[Sample] = deque()
     for sample in seen.samples:
-        ends = [kill.at for kill in seen.kills if kill.at <= sample.at]  # no mean reaches from a leader to the next
+        ends = [kill.at for kill in seen.kills if kill.at <= sample.at]  # a mean does not span a kill
         while window and window[0].at < max([sample.at - _RATE_SECONDS, *ends]):
             window.popleft()
         before = window[0] if window else sample
@@ -172,7 +174,7 @@ def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
 
 
 def _span(leaders: Sequence[LeaderStatistics]) -> float:
-    """Return the seconds from the first of their records in Kafka to the last."""
+    """Return the seconds from the first to the last record of these leaders in Kafka."""
     if not leaders:
         return 0.0
     return (max(leader.last_ms for leader in leaders) - min(leader.first_ms for leader in leaders)) / 1000

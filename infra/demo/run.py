@@ -1,12 +1,12 @@
-"""A demo from end to end: two acts with the same flights and the same kills, on the same Postgres and Kafka.
+"""The first two acts of `make demo`, with the same flights and the same kills, on the same Postgres and Kafka.
 
     Spark ─► goharvest's outbox ─► pool: Kafka elects (NELI), mark and purge ─► topic ─► audit
     SQL   ─► native outbox ──────► pool: Postgres elects, exactly once ───────► topic ─► audit
                                    the leader is killed, twice in each
 
-A kill waits for two conditions: enough is delivered, and there is a backlog, so that the failover does not include time
-spent waiting for rows. On a slow or a fast machine alike they come true right after a month was committed at the
-latest. Every process started here ends with it.
+A kill waits for two conditions: enough records are delivered, and a backlog exists, so that the failover does not
+include time spent waiting for rows. On any machine both hold, at the latest, just after a month was committed. Every
+process that is started here ends with the act.
 """
 
 import os
@@ -40,9 +40,9 @@ from infra.demo.runner import DemoRun, servers
 COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
 
 _KILL_AT = (0.25, 0.6)
-"""Delivered parts of the whole at which the leader is killed."""
+"""Fractions of all flights that must be delivered before the first and the second kill."""
 _LATE = 0.15
-"""This much later than planned any backlog is enough."""
+"""After this additional fraction, a backlog of one record is enough for a kill."""
 
 _RATE_SECONDS = 1.0
 _STALL_SECONDS = 120
@@ -50,21 +50,21 @@ _STALL_SECONDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One act: its place, its writing, and the folder of its logs."""
+    """One act: its names and addresses, the writer of its outbox, and the folder of its logs."""
 
     place: Place
     settings: Mapping[str, Any]
-    """Settings of its harvesters, beside the settings of goharvest."""
+    """Additional settings of its harvesters."""
     writing: Loading | Copying
     folder: Path
     exactly_once: bool
     enough_backlog: int
-    """A leader is killed while this number of records waits."""
+    """Number of waiting records that a kill requires."""
     tick_seconds: float
 
 
 def run(folder: Path, progress: Progress) -> dict[str, Any]:
-    """Run both acts and return their report. Raises HarvestError when a part of it fails."""
+    """Run both acts, and return their report. Raises HarvestError if a part of an act fails."""
     with servers(folder, progress) as stack, made(stack) as place:
         first = make_folder(folder / "at-least-once")
         progress.say(
@@ -101,7 +101,7 @@ def run(folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _acted(act: Act, progress: Progress) -> dict[str, Any]:
-    """Harvest until all is delivered, audit it, and return the report of the act."""
+    """Run harvesters until all records are delivered, audit them, and return the report of the act."""
     began, wall = time.time(), time.monotonic()
     with DemoRun(act.folder, act.place, progress) as demo:
         demo.start(act.writing)
@@ -125,7 +125,7 @@ def _acted(act: Act, progress: Progress) -> dict[str, Any]:
 
 
 class WatchedDelivery:
-    """Watch the flights go from Postgres to Kafka, and kill the leader on the way."""
+    """Watches the delivery of the flights from Postgres to Kafka, and kills the leader during it."""
 
     def __init__(self, act: Act, pool: DemoPool, progress: Progress) -> None:
         self.samples: list[Sample] = []
@@ -136,15 +136,16 @@ class WatchedDelivery:
         self._counting = Counting(act.place)
         self._leader_id: UUID | None = None
         self._at_its_start = 0
-        """Records in Kafka when the term that leads was first seen: it works once there are more."""
+        """Number of records in Kafka when the current term was first seen. The term works when there are more."""
 
     def watch(self) -> None:
-        """Watch until all is delivered. Raises HarvestError when a process ends by itself, or nothing moves."""
+        """Watch until all records are delivered. Raises HarvestError if a process ends by itself, or nothing is written
+        or delivered for 120 s."""
         moved, place = time.monotonic(), self._act.place
         while True:
             tick = time.monotonic()
             before = self.samples[-1] if self.samples else None
-            all_is_written = self._act.writing.done  # read first: all of it is seen then
+            all_is_written = self._act.writing.done  # read before the sample, which then counts all rows
             sample = self._look()
             if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
                 moved = tick
@@ -205,7 +206,7 @@ class WatchedDelivery:
 
 
 def audited(place: Place, folder: Path) -> AuditReport:
-    """Compare the flights that Postgres has with the records that Kafka has."""
+    """Compare the flights in Postgres with the records in Kafka, and return the report of the audit."""
     return audit(
         read_query(place.dsn, COMMITTED),
         chain.from_iterable(read_topics(place.kafka, [place.topic], id_header="event-id")),

@@ -1,6 +1,6 @@
-"""The way in which all demos run: servers, a place, parts that are started and watched, waits, and a report.
+"""The frame of all demos: servers, a database and a topic, parts that are started and watched, waits, and a report.
 
-A demo is a program of `run_demo`. A scenario is a function of it that opens a `DemoRun`, feeds, kills and
+The main program of a demo calls `run_demo` with its scenario: a function that opens a `DemoRun`, writes, kills,
 compares, and returns the report.
 """
 
@@ -28,9 +28,9 @@ from infra.waiting import until
 Found = TypeVar("Found")
 Report = Mapping[str, Any]
 Keep = Callable[[Report], None]
-"""Writes a report, which is shown at the end; of several the last report."""
+"""Writes a report to files. The last report that was written is shown at the end."""
 Conduct = Callable[[Path, Progress, Keep], None]
-"""Does all of a demo in its folder. Raises HarvestError when a part of it fails."""
+"""Runs a whole demo in its folder. Raises HarvestError if a part of it fails."""
 
 _WAIT_SECONDS = 120.0
 _SESSION = ("--set", "session.timeout.ms=6000")
@@ -38,20 +38,20 @@ _SERVERS = {"stack", "dagster"}
 
 
 class Part(Protocol):
-    """Something that a scenario starts, and that has to go on until the scenario lets go of it."""
+    """Something that a scenario starts, such as a process, and that must run until the scenario calls `let_go`."""
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the part; returns at once."""
 
     def look(self) -> object:
-        """Raise HarvestError if it has failed."""
+        """Raise HarvestError if the part has failed."""
 
     def stop(self) -> None:
-        """End it. Safe to repeat."""
+        """End the part. Safe to repeat."""
 
 
 class DemoRun(ExitStack):
-    """One run of a scenario: its parts, which end with it, and its waits, during which they are watched."""
+    """One run of a scenario. Its parts are watched during waits, and are stopped when this context ends."""
 
     def __init__(self, folder: Path, place: Place, progress: Progress, *, wait_seconds: float = _WAIT_SECONDS) -> None:
         super().__init__()
@@ -60,30 +60,30 @@ class DemoRun(ExitStack):
         self._parts: list[Part] = []
 
     def start(self, part: Part) -> None:
-        """Start a part, and watch it."""
+        """Start a part, watch it during waits, and stop it at the end."""
         self.callback(part.stop)
         part.start()
         self._parts.append(part)
 
     def let_go(self, part: Part) -> None:
-        """Watch a part no more: it may end."""
+        """Stop watching a part, because it may end from now on."""
         self._parts.remove(part)
 
     def private_file(self, name: str, text: str) -> Path:
-        """Write a file that holds a password; it is removed at the end."""
+        """Write a file with a password, readable by its owner only. It is removed at the end."""
         file = self.folder / name
         self.callback(file.unlink, missing_ok=True)
         write_private(file, text)
         return file
 
     def harvest(self, size: int = SIZE, **settings: object) -> DemoPool:
-        """Start a pool of harvesters with settings of goharvest's file."""
+        """Start a pool of harvesters with these settings, in goharvest's spelling."""
         pool = DemoPool(self.private_file("harvest.yaml", self.place.reaper_yaml(**settings)), self.folder, size)
         self.start(pool)
         return pool
 
     def consume(self, module: str, *arguments: str, size: int) -> ConsumerPool:
-        """Start a pool of consumers of the topic, whose sessions are as short as the brokers allow."""
+        """Start a pool of consumers of the topic. Their sessions are as short as the brokers allow."""
         session = SHORT_SESSION if self.place.own_kafka else _SESSION
         pool = ConsumerPool(
             module,
@@ -96,7 +96,8 @@ class DemoRun(ExitStack):
         return pool
 
     def wait(self, condition: Callable[[], Found | None], otherwise: str, **how: Any) -> Found:
-        """Wait as `until` does, for as long as a run waits; raises what a part has failed of, meanwhile."""
+        """Wait as `until` does, with this run's defaults. Raises the error of a watched part that fails during the
+        wait."""
         usual: dict[str, Any] = {
             "seconds": self._wait_seconds,
             "next_step": f"read the logs in {self.folder}",
@@ -105,7 +106,7 @@ class DemoRun(ExitStack):
         return until(condition, otherwise=otherwise, **usual | how)
 
     def ask(self, query: str) -> int:
-        """Return the number that a query finds, 0 while its table is missing: a consumer makes its own."""
+        """Return the number that a query finds. Return 0 if its table is missing, as a consumer makes its table."""
         with connect(self.place.dsn) as connection:
             try:
                 row = connection.execute(query).fetchone()
@@ -116,19 +117,19 @@ class DemoRun(ExitStack):
 
 @contextmanager
 def servers(folder: Path, progress: Progress) -> Iterator[Stack]:
-    """Provide Postgres and Kafka, from the environment or new, and nothing of an earlier run in the folder."""
+    """Provide Postgres and Kafka, new or named in the environment, and remove files of earlier runs from the folder."""
     stack = Stack(folder / "stack", fresh=True, parts=default_state())
     own = [name for name, server in (("Postgres", stack.postgres), ("Kafka", stack.kafka)) if server]
     progress.say(f"starting {' and '.join(own)}" if own else "using the servers named in the environment")
     with stack:
-        for left in folder.iterdir():  # not before the stack is held: another demo may be running
+        for left in folder.iterdir():  # only when this process holds the stack: another demo may be running
             if left.name not in _SERVERS:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield stack
 
 
 def in_a_place(scenario: Callable[[Path, Place, Progress], Report], *, topic: str = "flights") -> Conduct:
-    """Return a demo of a single scenario, in a place of its own."""
+    """Return a demo that runs a single scenario on servers, with its own outbox and topic."""
 
     def conduct(folder: Path, progress: Progress, keep: Keep) -> None:
         with servers(folder, progress) as stack, made(stack, topic=topic) as place:
@@ -138,12 +139,12 @@ def in_a_place(scenario: Callable[[Path, Place, Progress], Report], *, topic: st
 
 
 def zero(count: int) -> Text:
-    """Return a count as a table shows it that has to be zero."""
+    """Return the text of a count that must be zero: green for zero, else red."""
     return Text(f"{count:,}", style="red" if count else "green")
 
 
 def write_json(report: Report, folder: Path) -> None:
-    """Write a report as `report.json`."""
+    """Write a report to `report.json`."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -153,7 +154,7 @@ def run_demo(
     tables: Callable[[Report], Iterable[RenderableType]],
     write: Callable[[Report, Path], object] = write_json,
 ) -> int:
-    """Run a demo in the folder of its name, write its report there, show it, and return the exit code."""
+    """Run a demo in the state folder's subfolder `name`, write and show its report, and return the exit code."""
     interrupt_on_signals()
     folder, console = make_folder(default_state() / name), Console(highlight=False)
     report: dict[str, Any] = {}

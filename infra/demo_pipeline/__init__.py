@@ -1,1 +1,1 @@
-"""`make demo-pipeline`: a table is copied and followed into Kafka, a second table and Parquet, through ten kills."""
+"""`make demo-pipeline`: a table and its changes are copied to Kafka, a second table and Parquet, through ten kills."""

@@ -1,4 +1,4 @@
-"""`make demo-pipeline`: a table is copied and followed into Kafka, a second table and Parquet, through ten kills.
+"""`make demo-pipeline`: a table and its changes are copied to Kafka, a second table and Parquet, through ten kills.
 
 Exit codes: 0 each destination equals the source; 1 otherwise, or something failed; 130 interrupted, and 143 terminated,
 with nothing left running.

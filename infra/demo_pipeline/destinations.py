@@ -1,4 +1,4 @@
-"""Results of a run: each destination as rows by id, row for row beside the source, and how often messages came."""
+"""Readers of the destinations of a run, and their comparison with the source, row by row."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,7 +18,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Content of a destination: its rows by id, and how often each offset of the commit log came, if it has offsets."""
+    """Content of a destination: its rows by id. `times` counts the messages for each offset of the commit log; it is
+    empty if the destination stores no offsets."""
 
     rows: Mapping[int, Row]
     times: Mapping[int, int] = field(default_factory=dict)
@@ -30,7 +31,7 @@ def in_postgres(dsn: str) -> Arrived:
 
 
 def in_kafka(place: Place) -> Arrived:
-    """Read the topic: the newest record of each key, in envelopes of CloudEvents, whose ids hold the offset."""
+    """Read the topic: the newest record of each key. The ids of the CloudEvents contain the offset."""
     rows: dict[int, Row] = {}
     times: Counter[int] = Counter()
     for value in committed_values(place):
@@ -42,7 +43,7 @@ def in_kafka(place: Place) -> Arrived:
 
 
 def in_parquet(folder: Path) -> Arrived:
-    """Read the files in their order: the newest row of each id."""
+    """Read the Parquet files in their order: the newest row of each id."""
     rows: dict[int, Row] = {}
     times: Counter[int] = Counter()
     for file in sorted(folder.glob("*.parquet")):
@@ -54,7 +55,7 @@ def in_parquet(folder: Path) -> Arrived:
 
 
 def differences(source: Mapping[int, Row], arrived: Arrived, changed: Callable[[Row], Row] = dict) -> list[str]:
-    """Name each row that is missing, surplus, or differs from the transformed row of the source."""
+    """Return a sentence for each row that is missing, is surplus, or differs from the source's row after `changed`."""
     found = [f"{key} is missing" for key in source.keys() - arrived.rows.keys()]
     found += [f"{key} is not in the source" for key in arrived.rows.keys() - source.keys()]
     for key in source.keys() & arrived.rows.keys():

@@ -1,4 +1,4 @@
-"""The pipeline as a process that is killed, started again, and told to stop."""
+"""The pipeline as a process that can be killed, restarted and stopped."""
 
 import random
 import signal
@@ -22,14 +22,15 @@ _TICK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAfterKill:
-    """State after a kill: by writer, the offset that it resumes at; and the log's end. Those between may come twice."""
+    """State after a kill: the offset at which each writer resumes, by name, and the end of the log. A writer may
+    deliver the offsets between both twice."""
 
     resumes_at: dict[str, int]
     end: int
 
 
 class PipelineProcess:
-    """`harvest pipeline run` of a file, again and again."""
+    """A process of `harvest pipeline run` that is restarted after each kill."""
 
     def __init__(self, file: Path, log: Path, *, seed: int) -> None:
         self.kills: list[StateAfterKill] = []
@@ -39,11 +40,12 @@ class PipelineProcess:
         self._process = ServerProcess("the pipeline", log=log, stop_signals={signal.SIGTERM: _STOP_SECONDS})
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the process; returns at once."""
         self._process.spawn(self._command, environment=environment())
 
     def kill(self, *, within_seconds: float) -> StateAfterKill:
-        """Kill it at a random moment after its reader has appended something more, and start it again."""
+        """Wait until the reader has appended to the log, then a random time up to `within_seconds`; then kill the
+        process and start it again. Return the state after the kill."""
         before = self._status().end
         self.await_status(lambda status: status.end > before, "the pipeline reads nothing")
         time.sleep(self._dice.random() * within_seconds)
@@ -56,7 +58,7 @@ class PipelineProcess:
         return killed
 
     def await_status(self, reached: Callable[[operations.PipelineStatus], bool], otherwise: str) -> None:
-        """Wait until `reached`. Raises StackError, at once if the process has ended."""
+        """Wait until `reached` returns True for the status. Raises StackError after 60 s, or if the process ends."""
         until(
             lambda: reached(self._status()),
             _WAIT_SECONDS,
@@ -70,9 +72,9 @@ class PipelineProcess:
         return operations.pipeline_status(self._declaration)
 
     def look(self) -> None:
-        """Raise StackError if it has ended by itself."""
+        """Raise StackError if the process has ended by itself."""
         require_up(self._process)
 
     def stop(self) -> None:
-        """Make it shut down in order."""
+        """Stop the process, by SIGTERM and then by force."""
         self._process.stop()

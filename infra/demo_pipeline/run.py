@@ -1,11 +1,11 @@
-"""One demo of a pipeline from end to end.
+"""One run of `make demo-pipeline`.
 
     flights ─► commit log ─┬─► /^public\\.flights$/ ─► cloud_events ─► Kafka
      ▲ changes             ├─► /^public\\.flights$/ ─► omit, rename ─► a second table
                            └─► /^public\\.flights$/ ─► Parquet
-    and a table outside the declaration, which the filters keep out
+    and a second source table, whose messages the filters of all writers drop
 
-The process is killed in the middle of the copy, twice, and then while changes come. In the end every destination is
+The process is killed twice during the copy, then eight times while changes are made. At the end every destination is
 compared with the source, row by row.
 """
 
@@ -40,7 +40,7 @@ _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM fli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDemoPlan:
-    """Size of a run. `copy_kills` of the kills come while the table is copied."""
+    """Size of a run. `kills` is the number of all kills; the first `copy_kills` happen while the table is copied."""
 
     rows: int = 30_000
     changes: int = 5_000
@@ -53,7 +53,7 @@ _WHOLE = PipelineDemoPlan()
 
 
 def run(folder: Path, place: Place, progress: Progress, plan: PipelineDemoPlan = _WHOLE) -> dict[str, Any]:
-    """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
+    """Run the demo at `place`, and return its report. Raises HarvestError if a part of it fails."""
     began, slot = time.monotonic(), f"harvest_demo_{secrets.token_hex(4)}"
     with DemoRun(folder, place, progress) as demo:
         rows = load(place.dsn, plan.rows)
@@ -84,7 +84,7 @@ def run(folder: Path, place: Place, progress: Progress, plan: PipelineDemoPlan =
 
 
 def declared(folder: Path, place: Place, slot: str) -> str:
-    """Write the pipeline's declaration. Holds the password."""
+    """Return the pipeline's declaration as YAML. It contains the password."""
     only = {"namespace": ONLY_FLIGHTS, "batch_messages": 500}
     return yaml.safe_dump(
         {
@@ -124,7 +124,7 @@ def declared(folder: Path, place: Place, slot: str) -> str:
 
 
 def _drop(dsn: str, slot: str) -> None:
-    """Drop the slot: it would keep the server's log for ever, and its database from being dropped."""
+    """Drop the slot, because it would retain WAL for ever and prevent the removal of its database."""
     with connect(dsn) as connection:
         connection.execute(_DROP_SLOT, (slot,))
 
@@ -143,13 +143,13 @@ def _is_copied(folder: Path) -> bool:
 
 
 def _newest(folder: Path) -> PipelineMessage | None:
-    """Return the last message of the flights that came to the log."""
+    """Return the newest message of the flights in the commit log, None if there is none."""
     entry = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
     return None if entry is None else message_of(entry)
 
 
 def _await_end(demo: DemoRun, pipeline: PipelineProcess) -> None:
-    """Wait until a last change has come to the log, and every writer is past it."""
+    """Make a last change, and wait until the log has it and every writer is past it."""
     last_id = demo.ask(_SENTINEL)
 
     def come() -> int | None:
@@ -202,7 +202,8 @@ def _as_copied(row: Row) -> Mapping[str, Any]:
 
 
 def _repeats(arrived: Arrived, writer: str, kills: Sequence[StateAfterKill]) -> tuple[int, int]:
-    """Return how many messages came again, and how many of them more often than kills left them unflushed."""
+    """Return the number of repeated messages, and the number of repeated messages that no kill explains. A kill
+    explains one repetition of each offset that its writer had not yet saved."""
     excused: Counter[int] = Counter()
     for kill in kills:
         excused.update(range(kill.resumes_at[writer], kill.end))

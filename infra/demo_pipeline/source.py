@@ -1,4 +1,4 @@
-"""The table that the pipeline reads: flights of 2013, and its changes while the pipeline runs."""
+"""The source table of the pipeline: flights of 2013, and changes of them while the pipeline runs."""
 
 import random
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _AIRPORTS = ("ATL", "BOS", "LAX", "MIA", "ORD", "SFO")
 
 
 def load(dsn: str, rows: int) -> int:
-    """Make the tables, fill the flights with `rows` rows, and return their number."""
+    """Make the tables, insert the first `rows` flights, and return the number of inserted rows."""
     with connect(dsn) as connection, translated():
         connection.execute(TABLES)
         with connection.cursor() as cursor, cursor.copy(_LOAD) as copy:
@@ -50,9 +50,9 @@ def load(dsn: str, rows: int) -> int:
 
 
 class ChangeFeed(Feed):
-    """Makes changes, updates, inserts and deletes in transactions of one to twenty.
+    """Makes updates, inserts and deletes, in transactions of one to twenty changes, at `per_second` changes per second.
 
-    As many as `allow` has allowed so far, `per_second`.
+    It pauses when it has made the number of changes that `allow` permits.
     """
 
     def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:
@@ -64,7 +64,7 @@ class ChangeFeed(Feed):
         self._allowed = 0
 
     def allow(self, part: float) -> None:
-        """Go on until this part of all changes has been made."""
+        """Permit changes up to this fraction of all changes."""
         self._allowed = round(self._total * part)
         self.wake()
 
@@ -88,7 +88,7 @@ class ChangeFeed(Feed):
     def _change(self, connection: psycopg.Connection[Any], ids: list[int], next_id: int) -> int:
         dice = self._dice
         kind, place = dice.random(), dice.randrange(len(ids))
-        if kind < 0.6:  # noqa: PLR2004 - more updates than inserts and deletes, as tables have it
+        if kind < 0.6:  # noqa: PLR2004 - more updates than inserts and deletes, as is usual
             connection.execute(_DELAY, (dice.randint(-100, 9_000) / 10, dice.choice(_AIRPORTS), ids[place]))
         elif kind < 0.8:  # noqa: PLR2004
             ids[place], ids[-1] = ids[-1], ids[place]

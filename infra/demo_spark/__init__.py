@@ -1,1 +1,1 @@
-"""`make demo-spark`: orders go from files by Spark, outbox and topic into totals, while each joint is killed."""
+"""`make demo-spark`: orders pass from files through Spark, outbox and topic to totals, while each process is killed."""

@@ -1,4 +1,4 @@
-"""`make demo-spark`: orders go from files by Spark, outbox and topic into totals, while each joint is killed.
+"""`make demo-spark`: orders pass from files through Spark, outbox and topic to totals, while each process is killed.
 
 Exit codes: 0 each order took effect once; 1 otherwise, or something failed; 130 interrupted, and 143 terminated, with
 nothing left running.
@@ -16,7 +16,7 @@ from infra.demo.progress import Progress
 from infra.demo.runner import in_a_place, run_demo, zero
 from infra.demo_spark.run import SparkDemoPlan, run
 
-_MOST_SECONDS = 150.0  # of three minutes: servers start before, and all is compared after
+_MOST_SECONDS = 150.0  # of three minutes in all, with the start of servers and the comparison
 _PLACES = {
     "business": "rows in the business table",
     "records": "committed records in the topic",

@@ -1,4 +1,4 @@
-"""Results of a run: the orders in each place beside the orders in the files, each with its content."""
+"""Comparison of the orders in the business table, the topic and the totals with the orders in the files."""
 
 import json
 from collections import Counter
@@ -12,27 +12,27 @@ from infra.demo_spark.orders import Order
 
 
 def in_business_table(place: Place) -> list[Order]:
-    """Read the table that Spark writes."""
+    """Read the orders in the business table, which Spark writes."""
     with connect(place.dsn) as connection:
         rows = connection.execute("SELECT order_id, customer, cents FROM orders").fetchall()
     return [Order(*row) for row in rows]  # type: ignore[arg-type]  # rows of the demo's own table
 
 
 def in_topic(place: Place) -> list[Order]:
-    """Read the committed records of the topic."""
+    """Read the orders in the committed records of the topic."""
     values = map(json.loads, committed_values(place))
     return [Order(value["order_id"], value["customer"], value["cents"]) for value in values]
 
 
 def totals(place: Place) -> dict[str, tuple[int, int]]:
-    """Read the totals of the consumer: orders and cents of each customer."""
+    """Read the totals that consumers computed: number of orders and sum of cents, by customer."""
     with connect(place.dsn) as connection:
         rows = connection.execute("SELECT customer, orders, cents FROM order_totals").fetchall()
     return {str(customer): (int(str(orders)), int(str(cents))) for customer, orders, cents in rows}
 
 
 def total_differences(written: Iterable[Order], found: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Count the orders in the totals, by customer; `wrong_sums` are customers whose cents alone differ."""
+    """Count found, lost and surplus orders in the totals. `wrong_sums` counts the customers whose totals are wrong."""
     orders, cents = Counter[str](), Counter[str]()
     for order in written:
         orders[order.customer] += 1
@@ -44,7 +44,8 @@ def total_differences(written: Iterable[Order], found: Mapping[str, tuple[int, i
 
 
 def summary(places: Mapping[str, Mapping[str, int]], rows: int, kills: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the report: fine only if something was written, each joint was killed, and every place is equal."""
+    """Return the report. `ok` is true only if orders were written, each joint was killed, and no place differs from
+    the files. A place is the business table, the topic or the totals; a joint is a process or connection."""
     lost, duplicates = (sum(each[name] for each in places.values()) for name in ("lost", "duplicates"))
     wrong_sums = places["effects"]["wrong_sums"]
     were_killed = bool(kills) and all(joint["kills"] for joint in kills)

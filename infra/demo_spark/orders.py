@@ -1,4 +1,4 @@
-"""The orders: files of JSON that come in sequence, and the result that the transform must give."""
+"""The orders: a sequence of JSON files, and the expected result of the Spark job's transformation."""
 
 import json
 import random
@@ -15,7 +15,7 @@ _FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Order(NamedTuple):
-    """An order as the business table and a record have it."""
+    """An order as the business table and a record contain it."""
 
     order_id: int
     customer: str
@@ -23,17 +23,17 @@ class Order(NamedTuple):
 
 
 class Orders(Feed):
-    """Writes files into a folder until it is stopped."""
+    """Writes files of 1,000 orders into a folder until it is stopped."""
 
     def __init__(self, folder: Path, *, per_second: int, seed: int) -> None:
         super().__init__("orders", self._write)
         self.written: list[Order] = []
-        """Orders in the files by now, transformed: worked out here, without Spark."""
+        """Orders in the files so far, in their transformed form, which is computed here without Spark."""
         self._folder, self._pause = folder, _FILE_ROWS / per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
 
     def count(self) -> int:
-        """Return how many orders are in files."""
+        """Return the number of orders in the files."""
         return len(self.written)
 
     def _write(self) -> Iterator[float]:
@@ -56,7 +56,7 @@ class Orders(Feed):
             }
             lines.append(json.dumps(placed))
             orders.append(Order(order_id, customer.lower(), quantity * cents))
-        hidden = self._folder / f".{first:09}.json"  # Spark passes over such a name: a file comes whole
+        hidden = self._folder / f".{first:09}.json"  # Spark ignores such a name, so it reads only complete files
         hidden.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.written += orders
         hidden.rename(self._folder / hidden.name.removeprefix("."))

@@ -1,4 +1,4 @@
-"""The Spark job as a process that is killed, the driver or a Python worker, and started again."""
+"""The Spark job as a process whose driver or Python workers can be killed, and that is started again."""
 
 import random
 import signal
@@ -40,20 +40,20 @@ _SETTINGS = {
 
 
 class StreamQuery:
-    """`spark-submit` of a program, again and again: on two cores, a task may fail three times."""
+    """A process of `spark-submit` that is restarted after faults: two cores, and a task may fail three times."""
 
     def __init__(self, program: Path, place: Place, folder: Path, *, seed: int) -> None:
-        """Files come into `files`."""
+        """Prepare; nothing is started yet. The program reads the files in the folder `files`."""
         self.files, self._checkpoint = make_folder(folder / "files"), folder / "checkpoint"
         self.restarts = 0
-        """Number of restarts after it had ended by an error that a fault explains."""
+        """Number of restarts after an end of the process that a fault explains, kills by `kill_driver` excluded."""
         self._program, self._place, self._folder = program, place, folder
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._excused = False
         self._process = ServerProcess("Spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the process; returns at once."""
         settings = _SETTINGS | {
             "spark.local.dir": str(make_folder(self._folder / "tmp")),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
@@ -75,11 +75,11 @@ class StreamQuery:
         )
 
     def excuse(self) -> None:
-        """Let it end by an error once: a fault comes that may end it."""
+        """Permit one end of the process by an error, because the next fault may cause it."""
         self._excused = True
 
     def look(self) -> None:
-        """Start it again if it has ended. Raises StackError where no fault explains that."""
+        """Start the process again if it has ended. Raises StackError if no fault explains the end."""
         if self._process.pid is not None:
             return
         if not self._excused:
@@ -89,14 +89,14 @@ class StreamQuery:
 
     @property
     def in_batch(self) -> bool:
-        """True if a micro-batch has begun and is not committed in the checkpoint."""
+        """True if a micro-batch has begun and its commit is not yet in the checkpoint."""
         return _newest(self._checkpoint / "offsets") > _newest(self._checkpoint / "commits")
 
     def kill_driver(self, *, is_promoted: bool) -> None:
-        """SIGKILL the driver with all it started in the middle of a micro-batch, and start it again.
+        """SIGKILL the driver and its child processes during a micro-batch, and start the process again.
 
-        With `is_promoted`, the micro-batch is in the ledger of the outbox, and not committed in the checkpoint: Spark
-        repeats it. Raises StackError if several kills find no such micro-batch.
+        With `is_promoted`, the micro-batch is in the ledger of the outbox but not committed in the checkpoint, so Spark
+        repeats it. Raises StackError if 20 kills hit no micro-batch.
         """
         with connect(self._place.dsn) as connection:
 
@@ -118,10 +118,10 @@ class StreamQuery:
         raise self._missed("driver")
 
     def kill_workers(self, await_staging: Callable[[], None]) -> None:
-        """SIGKILL the Python workers while some stage rows. Raises StackError if Spark does not notice it."""
+        """SIGKILL the Python workers while they stage rows. Raises StackError if Spark logs no lost worker."""
         self.excuse()
         for _ in range(_ATTEMPTS):
-            workers = self._workers()  # listed first: it takes longer than staging
+            workers = self._workers()  # listed before, because listing takes longer than staging
             seen = self._process.log.stat().st_size
             await_staging()
             for worker in workers:
@@ -135,12 +135,12 @@ class StreamQuery:
         raise self._missed("Python worker")
 
     def finish(self) -> None:
-        """Wait until the last micro-batch is committed, and end."""
+        """Wait until the last micro-batch is committed, and stop the process."""
         self._await(lambda: not self.in_batch)
         self.stop()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process, by SIGTERM and then by force."""
         self._process.stop()
 
     def _await(self, condition: Callable[[], bool]) -> None:
@@ -154,19 +154,19 @@ class StreamQuery:
         )
 
     def _workers(self) -> list[psutil.Process]:
-        """Return the workers that a daemon of Spark has forked."""
+        """Return the Python workers, which are the processes that PySpark's daemon has forked."""
         found: list[psutil.Process] = []
         if (pid := self._process.pid) is None:
             return found
         with suppress(psutil.NoSuchProcess):
             for each in psutil.Process(pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):  # a zombie too
+                with suppress(psutil.NoSuchProcess):  # psutil raises it for a zombie too
                     if "pyspark.daemon" in each.cmdline() and "pyspark.daemon" in psutil.Process(each.ppid()).cmdline():
                         found.append(each)
         return found
 
     def _lost_a_worker(self, seen: int) -> bool:
-        """Return True if Spark has logged a lost worker behind the first `seen` bytes of its log."""
+        """Return True if Spark has logged a lost worker after the first `seen` bytes of its log."""
         with self._process.log.open("rb") as log:
             log.seek(seen)
             return _LOST_WORKER in log.read()
@@ -180,7 +180,7 @@ class StreamQuery:
 
 
 def _newest(log: Path) -> int:
-    """Return the number of the newest entry of a log of the checkpoint, -1 if it has none."""
+    """Return the number of the newest entry in a folder of the checkpoint, -1 if the folder has none."""
     if not log.is_dir():
         return -1
     return max((int(entry.name) for entry in log.iterdir() if entry.name.isdigit()), default=-1)

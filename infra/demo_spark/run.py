@@ -1,10 +1,11 @@
-"""One demo of a stream from end to end.
+"""One run of `make demo-spark`.
 
     files ─► Spark ─► business table + outbox ─► harvesters ─► topic ─► consumers ─► totals
 
-While files come, each joint is killed: the driver in a micro-batch, its Python workers, every connection to Postgres,
-the leader of the harvesters, a consumer; and another consumer is frozen past its session. After each kill the demo
-waits until all that was written by then has taken effect. In the end every place is compared with the files.
+While files are written, each joint is killed: the driver during a micro-batch, its Python workers, every connection to
+Postgres, the leader of the harvesters, and a consumer, while another consumer is frozen longer than its session. After
+each kill the demo waits until all orders written by then are in the totals. At the end the business table, the topic
+and the totals are compared with the files.
 """
 
 import math
@@ -27,7 +28,7 @@ PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "spark_stream.py"
 
 _CONSUMERS = 2
 _WAIT_SECONDS = 90.0
-# Without a key: a row that came twice would be in it, and not be refused.
+# The table has no primary key, so a duplicate row would be stored, not refused.
 _TABLE = "CREATE TABLE orders (order_id bigint, customer text, cents bigint, placed_at timestamptz)"
 _SESSIONS = """
 WITH sessions AS (
@@ -44,11 +45,11 @@ WHERE EXISTS (SELECT FROM sessions WHERE query LIKE 'COPY %')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkDemoPlan:
-    """Length of a run: each joint is killed once in a round. The programs can be replaced, to see the demo fail."""
+    """Length of a run: each joint is killed once in a round. Tests replace the programs to see the demo fail."""
 
     rounds: int = 2
     most_seconds: float = math.inf
-    """A further round begins only if it would end by then, should it take as long as the last round."""
+    """A further round begins only if it would end within this time, provided that it takes as long as the last."""
     per_second: int = 1_000
     seed: int = 2013
     program: Path = PROGRAM
@@ -56,7 +57,7 @@ class SparkDemoPlan:
 
 
 def run(folder: Path, place: Place, progress: Progress, plan: SparkDemoPlan) -> dict[str, Any]:
-    """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
+    """Run the demo at `place`, and return its report. Raises HarvestError if a part of it fails."""
     began = time.monotonic()
     with connect(place.dsn) as connection, translated():
         connection.execute(_TABLE)
@@ -74,10 +75,10 @@ def run(folder: Path, place: Place, progress: Progress, plan: SparkDemoPlan) -> 
 
 
 class _Demo:
-    """The processes, and the faults done to them."""
+    """The processes of a run, and the faults that are injected into them."""
 
     def __init__(self, run: DemoRun, plan: SparkDemoPlan) -> None:
-        """Start everything, and wait for the first effect."""
+        """Start all processes, and wait until the first order is in the totals."""
         self._run, self._place = run, run.place
         self._joints: dict[str, dict[str, Any]] = {}
         self.query = StreamQuery(plan.program, run.place, run.folder, seed=plan.seed)
@@ -90,7 +91,7 @@ class _Demo:
         run.progress.say(f"orders come through: {self._effects():,} of {self.orders.count():,} have taken effect")
 
     def kill_each_joint(self, number: int) -> None:
-        """Kill every joint in turn. Every other driver is killed where Spark must repeat a write."""
+        """Kill every joint once. In odd rounds the driver is killed where Spark must repeat a write."""
         is_odd = bool(number % 2)
         where = "after it promoted a micro-batch" if is_odd else "anywhere in a micro-batch"
         self._kill("driver", f"the driver, {where}", lambda: self.query.kill_driver(is_promoted=is_odd))
@@ -100,7 +101,7 @@ class _Demo:
         self._kill("consumer", "a consumer, and another frozen", self._kill_consumer)
 
     def finish(self) -> dict[str, Any]:
-        """Let all orders through, end every part once it has nothing left to do, and compare."""
+        """Stop the input, end each part when it has processed all orders, compare, and return the report."""
         self.orders.stop()
         rows = self.orders.count()
         self._await(
@@ -146,7 +147,8 @@ class _Demo:
         self._await_sessions(_CUT)
 
     def _await_sessions(self, query: LiteralString) -> None:
-        """Query again and again until Spark stages rows, which takes some hundredths of a second."""
+        """Repeat a query every 10 ms until it finds that Spark stages rows. Staging lasts some hundredths of a
+        second."""
         with connect(self._place.dsn) as connection:
 
             def found() -> bool:

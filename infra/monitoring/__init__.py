@@ -1,1 +1,1 @@
-"""Configuration of Prometheus and Grafana: rules for alerts with their tests, and a dashboard."""
+"""Configuration of Prometheus and Grafana: alert rules with their tests, and a dashboard."""

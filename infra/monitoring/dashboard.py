@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, as code: `make docs` writes `dashboard.json` beside this, of the panels in `panels.py`."""
+"""The dashboard for Grafana as code. `make docs` writes it to `dashboard.json`, with the panels in `panels.py`."""
 
 from pathlib import Path
 

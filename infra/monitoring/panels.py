@@ -1,8 +1,8 @@
 """The panels of the dashboard for Grafana, by row.
 
-Each panel answers a question of an on-call engineer, in the usual order: is all well, what waits, how fast is it
-delivered, which process leads, what is in trouble, what is kept; then the same of consumers and pipelines. Each query
-is about the jobs that are chosen on top.
+Each panel answers a question of an on-call engineer, in the usual order: is all well, which records wait, how fast are
+they delivered, which process leads, what fails, what is stored; then the same for consumers and pipelines. Each query
+selects the jobs that are chosen at the top of the dashboard.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ _EACH = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One panel. `queries` are PromQL by name; `unit` is Grafana's name for it."""
+    """One panel. `queries` has the PromQL of each legend; `unit` is Grafana's name of the unit."""
 
     title: str
     about: str
     queries: dict[str, str]
     unit: str = "short"
     red_at: float | None = None
-    """Threshold above which it is red, for a single number: shown instead of a course over time."""
+    """If set, the panel shows a single number instead of a graph over time; at this value or above it is red."""
     width: int = 8
 
 
 def _quantiles(histogram: str) -> dict[str, str]:
-    """Return the queries of a histogram's median and 99th percentile."""
+    """Return the queries for the median and the 99th percentile of a histogram."""
     rate = f"sum by (le) (rate({histogram}_bucket{_JOB}{_EACH}))"
     return {"median": f"histogram_quantile(0.5, {rate})", "99 %": f"histogram_quantile(0.99, {rate})"}
 

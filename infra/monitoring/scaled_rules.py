@@ -1,8 +1,9 @@
-"""The alert rules for a run that has less time: a copy with all times divided by the same factor.
+"""The alert rules for a short run: a copy of the rules with all times divided by a factor.
 
-Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that a gauge
-of seconds is compared with. Any other number has to be compared with counts. If it is not clear which of both a number
-is, the rule cannot be scaled: nothing is guessed. Changes of a gauge of seconds, and seconds by seconds, are counts.
+Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that is
+compared with a gauge of seconds. Any other number must be compared with a count. Changes of a gauge of seconds, and
+quotients of seconds by seconds, are counts. If it is unclear whether a number is a time or a count, the rule cannot be
+scaled, and an error is raised.
 """
 
 import re
@@ -32,19 +33,19 @@ _TOKEN = re.compile(
 _SETS = {"and", "or", "unless"}
 _LESS = {"<", "<="}
 _PER_SECOND = {"rate", "irate", "deriv"}
-"""Functions whose result has another unit than their argument."""
+"""Functions whose result is a rate: its unit is not the unit of the argument."""
 _COUNTED = {"changes", "resets"}
-"""Functions whose result is a count, whatever their argument is."""
+"""Functions whose result is a count, for any argument."""
 _OF_SECONDS = re.compile(r"[\w:]+_seconds")
 
 
 class UnscalableRule(ValueError):
-    """A rule has a number of which it is not clear whether it is a time."""
+    """A rule contains a number that could be a time or a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A piece of an expression: of a kind of `_TOKEN`, with the text as it is."""
+    """A token of an expression. `kind` is the name of a group of `_TOKEN`, and `text` is the unchanged text."""
 
     kind: str
     text: str
@@ -52,8 +53,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRule:
-    """An alert with its times divided. It fires `due_seconds` after its cause began: its `for`, after the longest time
-    that it compares with. It may go on for `window_seconds` after the cause ended, the longest time it looks back."""
+    """An alert with divided times. It fires `due_seconds` after its cause began: the longest time that its expression
+    compares with, plus its `for`. It may continue for `window_seconds` after the cause ended: the longest range that
+    its expression looks back, plus its `keep_firing_for`."""
 
     name: str
     expression: str
@@ -65,8 +67,8 @@ class ScaledRule:
 def scaled(
     rules: Mapping[str, Any], factor: float, others: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, Any], list[ScaledRule]]:
-    """Return a copy of a file of rules with all times divided, and the times of each alert in it. `others` has the
-    factors of alerts that are not divided by `factor`."""
+    """Return a copy of the content of a rules file with all times divided by `factor`, and its alerts. `others` has
+    other factors for some alerts, by name."""
     found: list[ScaledRule] = []
     groups = []
     for group in rules["groups"]:
@@ -93,12 +95,12 @@ def scaled(
 
 
 def scaled_expression(expression: str, factor: float) -> tuple[str, list[float], list[float]]:
-    """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back
-    where that makes it last, both as they are then. Raises UnscalableRule.
+    """Return an expression with all times divided; the divided times that gauges must reach; and the divided ranges for
+    which the expression may stay true after its cause ended. Raises UnscalableRule.
 
-    `x[1h] unless x` does not last for as long as it looks back, and no gauge has to reach what `unless` compares with.
-    A condition until a time has passed (`time() - gauge < 60`) looks back. One on the time left until a time that comes
-    (`gauge - time() < 60`) is true as soon as the gauge has such a value, and no longer.
+    `x[1h] unless x` does not stay true for its range, and no gauge must reach a number in the operand of `unless`. A
+    condition on the time since a past time (`time() - gauge < 60`) stays true for that time. A condition on the time
+    until a future time (`gauge - time() < 60`) is true only while the gauge has such a value.
     """
     tokens = list(tokens_of(expression))
     written: list[str] = []
@@ -123,13 +125,13 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
 
 
 def tokens_of(expression: str) -> Iterator[Token]:
-    """Yield the pieces of an expression; together they are the expression."""
+    """Yield the tokens of an expression. Their texts, joined, are the expression."""
     for match in _TOKEN.finditer(expression):
         yield Token(kind=match.lastgroup or "other", text=match.group())
 
 
 def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
-    """Return True if the number at a place is a time. Raises UnscalableRule if that is not clear."""
+    """Return True if the number at index `place` is a time. Raises UnscalableRule if that is unclear."""
     before = [each for each in tokens[:place] if each.kind != "space"]
     number = tokens[place].text
     if not before or before[-1].kind != "comparison":
@@ -150,7 +152,7 @@ def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
 
 
 def _operand(before: Sequence[Token]) -> Iterator[Token]:
-    """Yield the tokens left of a comparison, backwards, as far as the comparison reaches."""
+    """Yield the tokens of a comparison's left operand, from right to left. `before` are all tokens left of it."""
     depth = 0
     for token in reversed(before):
         depth += {")": 1, "(": -1}.get(token.text, 0)
@@ -160,7 +162,8 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
 
 
 def _is_remembered(tokens: Sequence[Token], place: int) -> bool:
-    """Return True if a range is of a metric that is excluded by `unless` when it is there: `x[1h] unless x`."""
+    """Return True if the range at index `place` is of a metric that `unless` excludes while the metric exists: `x[1h]
+    unless x`."""
     words = [each.text for each in tokens[:place] if each.kind == "word"]
     metric = next((each for each in reversed(words) if each == "up" or "_" in each), "")
     after = _from_nearest_set(tokens[place:], ")")
@@ -168,13 +171,14 @@ def _is_remembered(tokens: Sequence[Token], place: int) -> bool:
 
 
 def _is_excluded(tokens: Sequence[Token], place: int) -> bool:
-    """Return True if a place is in an operand that `unless` excludes."""
+    """Return True if the token at index `place` is in the right operand of `unless`."""
     return _from_nearest_set(tokens[place::-1], "(")[:1] == ["unless"]
 
 
 def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
-    """Return texts from the first set operator on, at the level of the first token or a level around it, to which the
-    parenthesis `leaves` leads; nothing if there is none."""
+    """Return the texts from the first set operator on that is at the nesting level of the first token or at an outer
+    level; empty if there is none. `leaves` is the parenthesis that leads to an outer level: `)` if `tokens` run to the
+    right, `(` if they run to the left."""
     depth = lowest = 0
     for place, token in enumerate(tokens):
         depth += {"(": 1, ")": -1}.get(token.text, 0) * (1 if leaves == ")" else -1)
@@ -185,7 +189,7 @@ def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
 
 
 def _is_quotient(backwards: Sequence[Token]) -> bool:
-    """Return True if an operand is a part divided by another, each with a metric of its own."""
+    """Return True if an operand is a quotient whose numerator and denominator each have a metric of seconds."""
     depth, divided = 0, []
     for place, token in enumerate(backwards):
         depth += {")": 1, "(": -1}.get(token.text, 0)
@@ -198,7 +202,7 @@ def _is_quotient(backwards: Sequence[Token]) -> bool:
 
 
 def _is_called(backwards: Sequence[Token], word: str) -> bool:
-    """Return True if a word is the name of a function: a parenthesis follows it."""
+    """Return True if a parenthesis follows the word, so that it is the name of a function."""
     return any(
         each.text == word and place > 0 and backwards[place - 1].text == "(" for place, each in enumerate(backwards)
     )
@@ -213,5 +217,5 @@ def _seconds_of(duration: str) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as Prometheus writes it; a millisecond is the shortest."""
+    """Return a duration in Prometheus' notation; the shortest is 1 ms."""
     return f"{max(1, round(seconds * 1000))}ms"

@@ -1,1 +1,1 @@
-"""Dagster, Airflow and Prometheus as services of this machine, on the Postgres and the Kafka of the local stack."""
+"""Dagster, Airflow and Prometheus as services on this machine, with the local stack's Postgres and Kafka."""

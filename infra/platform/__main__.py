@@ -1,4 +1,4 @@
-"""The process that holds a stack with the platform on it. `harvest platform` starts it, and `harvest down` ends it."""
+"""The background process that runs a stack and the platform. `harvest platform` starts it; `harvest down` ends it."""
 
 import json
 import sys

@@ -1,7 +1,8 @@
-"""Airflow as services of this machine: scheduler, DAG processor, triggerer and API server.
+"""Airflow as services on this machine: scheduler, DAG processor, triggerer and API server.
 
-All settings are environment variables, so that AIRFLOW_HOME holds logs and nothing that could be out of date. The
-login is the user `admin` of Airflow's simple auth manager; its password is made once and kept in a file of the owner's.
+All settings are environment variables, so AIRFLOW_HOME contains no configuration that could be out of date. The login
+is the user `admin` of Airflow's simple auth manager. Its password is generated once, and stored in a file that only the
+owner can read.
 """
 
 import base64
@@ -29,12 +30,12 @@ _MIGRATE_SECONDS = 300
 
 
 class Airflow:
-    """Airflow below a state folder, with a folder of DAGs."""
+    """The Airflow of a state folder, with a folder of DAGs."""
 
     def __init__(self, state: Path, *, dags: Path | None = None) -> None:
-        """Prepare; nothing is written yet. Without `dags`, the example's DAGs.
+        """Prepare; nothing is written yet. Without `dags`, Airflow reads the DAGs of this repository.
 
-        Raises StackError when there is no such folder, or no DAG in it.
+        Raises StackError if the folder does not exist or has no DAG.
         """
         self._home = state / "airflow"
         self._log = state / "logs" / "airflow-migrate.log"
@@ -43,16 +44,16 @@ class Airflow:
 
     @property
     def url(self) -> str:
-        """Address of the UI and the API."""
+        """Address of the UI and of the API."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def password_file(self) -> Path:
-        """File with the password of the login, in JSON, by user."""
+        """JSON file with the password of the login, by user name."""
         return self._home / "passwords.json"
 
     def prepare(self) -> None:
-        """Choose the port, and make the login unless it is there."""
+        """Choose the port, and generate the login's password unless its file exists."""
         make_private(self._home)
         self._port = keep_ports(self._home / "ports.json", ["api"])["api"]
         if not self.password_file.exists():
@@ -60,15 +61,15 @@ class Airflow:
             (self._home / "login").unlink()
 
     def environment(self, dsn: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables Airflow runs with; call `prepare` first."""
+        """Return the environment variables of Airflow's services. Call `prepare` before."""
         url = sqlalchemy_url(dsn, "postgresql+psycopg")
         settings: dict[str, dict[str, object]] = {
             "core": {
                 "dags_folder": self._dags,
                 "load_examples": False,
-                "test_connection": "Enabled",  # every user that can log in here has all rights anyway
+                "test_connection": "Enabled",  # every user that can log in here has all rights
                 "executor": "LocalExecutor",
-                "parallelism": 2,  # with the default of 32 its workers take some GB before they do anything
+                "parallelism": 2,  # with the default of 32, idle workers take some GB
                 "fernet_key": _fernet_key(self._home / "fernet.key"),
                 "execution_api_server_url": f"{self.url}/execution/",
                 "simple_auth_manager_users": f"{USER}:admin",
@@ -84,7 +85,7 @@ class Airflow:
             },
             "api_auth": {"jwt_secret": kept_secret(self._home / "jwt.key")},
             "logging": {"base_log_folder": self._home / "logs"},
-            # The folder is searched for new files every ten seconds: five minutes is long while writing a DAG.
+            # Search the folder for new files every ten seconds. The default of five minutes is long for a DAG's author.
             "dag_processor": {"parsing_processes": 1, "refresh_interval": 10},
         }
         variables = {
@@ -95,7 +96,7 @@ class Airflow:
         return {**environment, **variables, "AIRFLOW_HOME": str(self._home)}
 
     def migrate(self, variables: Mapping[str, str]) -> None:
-        """Bring the database to this version of Airflow. Raises StackError, which names the log, when it fails."""
+        """Migrate the database to this version of Airflow. Raises StackError, which names the log, if that fails."""
         make_folder(self._log.parent)
         with private_log(self._log) as log:
             try:
@@ -115,9 +116,9 @@ class Airflow:
             raise self._not_migrated(tail(self._log))
 
     def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
-        """Return how the services are started; call `prepare` and `migrate` first.
+        """Return the plans of the services, the API server first. Call `prepare` and `migrate` before.
 
-        The last is the scheduler: a task that it starts before the API server answers fails.
+        The scheduler is last, because a task that it starts before the API server answers fails.
         """
 
         def plan(name: str, *arguments: str, **details: Any) -> ServicePlan:
@@ -132,7 +133,7 @@ class Airflow:
         return [
             plan("api-server", serves=self._answers, port=self._port, url=self.url),
             plan("dag-processor", serves=self._lives("dag_processor")),
-            # Their logs are files of this machine: no server for them is needed.
+            # The logs of both services are files on this machine, so no log server is needed.
             plan("triggerer", "--skip-serve-logs", serves=self._lives("triggerer")),
             plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
         ]
@@ -146,7 +147,7 @@ class Airflow:
         return bool(self._health("metadatabase"))
 
     def _lives(self, component: str) -> Callable[[float], bool]:
-        """Return the question whether a component has shown life since it was started."""
+        """Return a function of a start time that returns True if the component's last heartbeat is not older."""
 
         def lives(since: float) -> bool:
             heartbeat = self._health(component).get(f"latest_{component}_heartbeat")
@@ -159,7 +160,7 @@ class Airflow:
 
 
 def dagster_connection(url: str) -> dict[str, str]:
-    """Return the Airflow connection to a Dagster without login, as a variable."""
+    """Return the Airflow connection to a Dagster without login, as an environment variable."""
     scheme, _, address = url.partition("://")
     host, _, port = address.partition(":")
     connection = {"conn_type": "dagster", "schema": scheme, "host": host, "port": int(port)}
@@ -167,7 +168,7 @@ def dagster_connection(url: str) -> dict[str, str]:
 
 
 def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
-    """Return the Airflow connections that the DAGs use, as variables."""
+    """Return the Airflow connections to Kafka that our DAGs use, as environment variables."""
 
     def connection(group: str, reset: str) -> str:
         extra = {
@@ -185,7 +186,7 @@ def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
 
 
 def checked_dags(folder: Path) -> Path:
-    """Return the absolute path of a folder of DAGs. Raises StackError when it is none."""
+    """Return the absolute path of a folder of DAGs. Raises StackError if it is no readable folder with a DAG."""
     path = folder.expanduser().resolve()
     if not path.is_dir():
         raise StackError(
@@ -211,13 +212,13 @@ def checked_dags(folder: Path) -> Path:
 
 
 def _may_hold_dag(file: Path) -> bool:
-    """Return True if Airflow would search a file for a DAG (its setting dag_discovery_safe_mode)."""
+    """Return True if Airflow would search a file for DAGs, by the rule of its setting dag_discovery_safe_mode."""
     text = file.read_bytes().lower()
     return b"airflow" in text and b"dag" in text
 
 
 def _example_dags() -> Path:
-    """Return the folder of the example's DAGs."""
+    """Return the folder with the DAGs of this repository."""
     return Path(__file__).resolve().parents[2] / "airflow_dags"
 
 

@@ -1,7 +1,8 @@
-"""Dagster as services of this machine: the code server, the webserver and the daemon.
+"""Dagster as services on this machine: the code server, the webserver and the daemon.
 
-The code server is a process of its own, as in production: runs belong to it, and go on when the webserver or the daemon
-is restarted. Dagster's storage is a Postgres database; DAGSTER_HOME holds its configuration and the runs' output.
+The code server is a separate process, as in production. Runs belong to it, so they continue when the webserver or the
+daemon is restarted. Dagster stores its data in a Postgres database; DAGSTER_HOME contains its configuration and the
+output of runs.
 """
 
 import importlib.util
@@ -31,10 +32,10 @@ _HEALTH = "{ instance { daemonHealth { allDaemonStatuses { required healthy last
 
 
 class Dagster:
-    """Dagster below a state folder, serving the definitions of a module."""
+    """The Dagster of a state folder, which serves the definitions of a module."""
 
     def __init__(self, state: Path, *, definitions: str) -> None:
-        """Prepare; nothing is written yet. Raises StackError when there is no such module."""
+        """Prepare; nothing is written yet. Raises StackError if the module does not exist."""
         check_module(definitions, "--definitions")
         self._definitions = definitions
         self._home = state / "dagster"
@@ -51,7 +52,7 @@ class Dagster:
         self._ports = keep_ports(self._home / "ports.json", ["webserver", "code"])
 
     def plans(self, dsn: str, environment: Mapping[str, str]) -> list[ServicePlan]:
-        """Write the configuration and return how the services are started; call `prepare` first."""
+        """Write the configuration, and return the plans of the services. Call `prepare` before."""
         database = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
         write_private(self._home / "dagster.yaml", _instance(database))
         write_private(self._home / "workspace.yaml", _workspace(self._ports["code"]))
@@ -94,14 +95,14 @@ class Dagster:
         ]
 
     def _web_serves(self, _: float) -> bool:
-        """Return True if the webserver answers and has got the code server's definitions, good or bad."""
+        """Return True if the webserver answers and has loaded the definitions, or the error of loading them."""
         answer = ask(f"{self.url}/graphql", {"query": _LOADED})
         return bool(answer) and all(
             entry["locationOrLoadError"] for entry in answer["data"]["workspaceOrError"]["locationEntries"]
         )
 
     def _daemon_serves(self, since: float) -> bool:
-        """Return True if all parts of the daemon have shown life since it was started."""
+        """Return True if all required parts of the daemon are healthy with a heartbeat since its start, `since`."""
         answer = ask(f"{self.url}/graphql", {"query": _HEALTH})
         statuses = answer["data"]["instance"]["daemonHealth"]["allDaemonStatuses"] if answer else []
         required = [status for status in statuses if status["required"]]
@@ -111,7 +112,7 @@ class Dagster:
 
 
 def check_module(name: str, option: str) -> None:
-    """Raise StackError when there is no module of the name."""
+    """Raise StackError, which names the option, if a module does not exist."""
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -1,7 +1,8 @@
-"""Databases for the services of the platform: each has one of its own, and a role that may enter no other's.
+"""Databases for the services of the platform. Each service has its own database, and a role that can use no other
+service's database.
 
-The passwords are generated once and kept beside the data, readable by the owner only. Postgres is set to them at each
-start, so that either side may be recreated.
+Passwords are generated once, and stored beside the data in files that only the owner can read. Each start sets the
+passwords in Postgres again, so that the files or the database may be recreated.
 """
 
 from pathlib import Path
@@ -16,15 +17,15 @@ from harvest_lib.local_stack.passwords import kept_secret, scram_verifier
 
 
 def own_database(dsn: str, name: str, *, password_file: Path) -> str:
-    """Make a database and its role unless they are there, and return the role's connection string.
+    """Create a database and its role unless they exist, set the role's password, and return its connection string.
 
-    Raises StackError when the server refuses.
+    Raises StackError if the server refuses a statement or does not answer.
     """
     password = kept_secret(password_file)
     identifier = sql.Identifier(name)
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            # Roles and databases know no IF NOT EXISTS.
+            # CREATE ROLE and CREATE DATABASE have no IF NOT EXISTS.
             if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
                 connection.execute(sql.SQL("CREATE ROLE {}").format(identifier))
             connection.execute(
@@ -33,7 +34,7 @@ def own_database(dsn: str, name: str, *, password_file: Path) -> str:
                 )
             )
             if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
-                connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(identifier))  # to make it the owner
+                connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(identifier))  # CREATE … OWNER needs it
                 connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(identifier, identifier))
                 connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(identifier))
     except psycopg.Error as error:
@@ -46,7 +47,7 @@ def own_database(dsn: str, name: str, *, password_file: Path) -> str:
 
 
 def sqlalchemy_url(dsn: str, driver: str) -> str:
-    """Convert a connection string to SQLAlchemy's form, with all parameters, password included."""
+    """Return a connection string as a URL of SQLAlchemy, with all its parameters and the password."""
     from sqlalchemy import URL  # noqa: PLC0415 - only the platform needs it
 
     known = parameters_of(dsn)

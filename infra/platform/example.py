@@ -1,4 +1,4 @@
-"""The outbox and the topic of the platform's own definitions. They are created if missing, never changed."""
+"""The outbox and the topic of this repository's example definitions. They are created if missing, and never changed."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,8 @@ _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
 
 
 def prepare(dsn: str, bootstrap_servers: str) -> None:
-    """Make the native outbox with the tables beside it, and the topic. Raises DatabaseError or KafkaError."""
+    """Create the native outbox with its side tables, and the topic, unless they exist. Raises DatabaseError or
+    KafkaError."""
     table = OutboxTable.parse(OUTBOX)
     with connect(dsn) as connection:
         if connection.execute(_EXISTS, (str(table),)).fetchone() != (True,):
@@ -26,9 +27,9 @@ def prepare(dsn: str, bootstrap_servers: str) -> None:
 
 
 def variables(known: Mapping[str, str], *, is_ours: bool) -> dict[str, str]:
-    """Return the harvester's variables, besides the addresses, that the environment does not set.
+    """Return the harvester's variables other than addresses, with the values of the environment `known` or defaults.
 
-    For foreign definitions it is only the group, which a component's file may override.
+    For the user's own definitions this is only the leader group, which the file of a component may override.
     """
     group = {"HARVEST_LEADER_GROUP_ID": known.get("HARVEST_LEADER_GROUP_ID", "harvest-local")}
     return {**group, "HARVEST_DELIVERY": known.get("HARVEST_DELIVERY", "transactional")} if is_ours else group

@@ -1,9 +1,9 @@
-"""Ends the sessions of a process that has died, however it died.
+"""Ends the sessions that a process started, after the death of this process from any cause.
 
     python -m infra.platform.guard
 
-reads session ids from its standard input, one per line (`-` before it when the session is over), and ends the sessions
-when the input is closed.
+It reads session ids from its standard input, one per line; a `-` before the id means that the session has ended. When
+the input is closed, it ends the remaining sessions.
 """
 
 import signal
@@ -16,18 +16,18 @@ _SECONDS = 10
 
 
 def guard(lines: TextIO) -> None:
-    """Read sessions until the input is closed, then end them."""
+    """Read session ids until the input is closed, then end the sessions that remain."""
     sessions: set[int] = set()
     for line in lines:
         if line.startswith("-"):
-            sessions.discard(int(line[1:]))  # its id may be reused
+            sessions.discard(int(line[1:]))  # the id of an ended session may be reused
         else:
             sessions.add(int(line))
     end(sessions, seconds=_SECONDS)
 
 
 if __name__ == "__main__":
-    # The holder ends this process last; a signal to the whole group must not end it earlier.
+    # The process that runs the platform ends this process last. A signal to the whole group must not end it before.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     guard(sys.stdin)

@@ -1,7 +1,7 @@
-"""The platform beside the servers: Dagster and Airflow, which store their data in the local Postgres, and Prometheus.
+"""The platform on the local stack: Dagster and Airflow, which store their data in the local Postgres, and Prometheus.
 
-Its services start together, Airflow's scheduler once its API server answers, and are waited for together; each failure
-names the log to read. A guard ends them all when the process that holds them dies in whatever way.
+Its services start in parallel, except Airflow's scheduler, which starts when Airflow's API server answers. Each failure
+names the log to read. If the process that runs the platform dies, from any cause, a guard ends all services.
 """
 
 import os
@@ -26,11 +26,11 @@ _STARTS = 3
 
 DEFINITIONS = "dagster_harvest.example_flights.definitions"
 LOGIN, DAGS = "Airflow login", "DAGs"
-"""Titles of the notes."""
+"""Titles of the notes about the login and about the folder of DAGs."""
 
 
 class Platform:
-    """Dagster and Airflow for as long as it is open."""
+    """The services of the platform, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Platform:
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (the example's by
-        default), `parts` the folder of downloads (the state folder by default); without `airflow` Dagster
-        is alone. With `observe` a Prometheus scrapes the daemon's run. Raises StackError when a module, a folder or a
-        program is not there.
+        `definitions` is the module that Dagster serves. `dags` is the folder that Airflow reads, by default our DAGs.
+        `parts` is the folder of downloads, by default the state folder. If `airflow` is false, Airflow is left out. If
+        `observe` is true, a Prometheus scrapes the run that harvests. Raises StackError if a module, a folder or a
+        program is missing.
         """
         self._state = state
         self._parts = parts or state
@@ -60,9 +60,10 @@ class Platform:
         self._guard: subprocess.Popen[str] | None = None
 
     def start(self, *, dsn: str, bootstrap_servers: str) -> None:
-        """Start all services on servers that answer, and wait until they serve. Raises StackError; stop it then.
+        """Start all services, and wait until they serve. Postgres and Kafka must answer. Raises StackError; call `stop`
+        then.
 
-        If another process took a port since it was chosen, all start again on other ports.
+        If another process has taken a port since the port was chosen, all services start again on other ports.
         """
         for last in (False,) * (_STARTS - 1) + (True,):
             try:
@@ -85,7 +86,7 @@ class Platform:
         if self._definitions == DEFINITIONS:
             example.prepare(dsn, bootstrap_servers)
         self._spawn_guard()
-        # Airflow's tables take some seconds, which Dagster uses to start.
+        # Dagster starts while Airflow's migration runs, which takes some seconds.
         observed = {"HARVEST_LISTEN": self._prometheus.listen} if self._prometheus else {}
         plans = self._dagster.plans(dagster, environment | observed)
         if self._prometheus:
@@ -104,7 +105,7 @@ class Platform:
             service.await_ready()
 
     def revive(self) -> list[str]:
-        """Start the services again that ended by themselves, and return their names."""
+        """Restart the services that have ended by themselves, and return their names."""
         ended = [service for service in self._services if service.pid is None]
         for service in ended:
             self._end(service)  # ends the processes that it left behind
@@ -112,15 +113,15 @@ class Platform:
         return [service.plan.name for service in ended]
 
     def stop(self) -> None:
-        """End all services and all they started, in order and then by force; does nothing when none runs."""
-        # Services that could start a run or a task are told to stop first, all at once.
+        """End all services and their child processes, by SIGTERM and then by force. Does nothing if none runs."""
+        # All services are requested to stop before any is awaited, so that none starts another run or task.
         for service in self._services:
             service.begin_stop()
         for service in self._services:
             self._end(service)
         self._services = []
         if self._guard:
-            self._guard.communicate()  # closes its input, which ends it
+            self._guard.communicate()  # closes the guard's input, which ends the guard
             self._guard = None
 
     def describe(self) -> tuple[Server, ...]:
@@ -128,13 +129,13 @@ class Platform:
         return tuple(service.describe() for service in self._services if service.pid)
 
     def notes(self) -> dict[str, str]:
-        """Return how to log in to Airflow, without the password, and the folder of DAGs if it is not ours."""
+        """Return notes for the user: Airflow's login with the file of its password, and the user's folder of DAGs."""
         login = {LOGIN: f"{USER}, password in {self._airflow.password_file}"} if self._airflow else {}
         return login | ({DAGS: str(self._dags)} if self._dags else {})
 
     @property
     def dagster_url(self) -> str:
-        """Address of Dagster, once it was started."""
+        """Address of Dagster. It is defined after `start`."""
         return self._dagster.url
 
     @property
@@ -171,7 +172,7 @@ class Platform:
             self._guard.stdin.flush()
 
     def _environment(self, dsn: str, bootstrap_servers: str) -> dict[str, str]:
-        """Return the environment of every service: addresses, and how Spark starts."""
+        """Return the environment of all services, with the addresses of servers and the variables that Spark needs."""
         java_home = find_java(self._parts)
         foreign = ("AIRFLOW", "DAGSTER", "PG")
         users = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # for the user's own DAGs
@@ -196,19 +197,19 @@ class Platform:
             "DAGSTER_URL": self._dagster.url,
             "JAVA_HOME": str(java_home),
             "PYTHONPATH": _path(),
-            "PYTHONUNBUFFERED": "1",  # the log of a killed process is complete, too
+            "PYTHONUNBUFFERED": "1",  # so that the log of a killed process is complete
         }
 
 
 def _path() -> str:
-    """Return the search path for modules of services, which run in another folder and need the same modules."""
+    """Return PYTHONPATH for the services, which run in another folder but must find the same modules."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [Path.cwd(), Path(__file__).resolve().parents[2], *(Path(entry).resolve() for entry in known if entry)]
     return os.pathsep.join(dict.fromkeys(map(str, entries)))
 
 
 def _without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_PROXY with this machine in it: the services connect to each other here."""
+    """Return NO_PROXY, extended by this machine's addresses, because the services connect to each other."""
     known = variables.get("NO_PROXY") or variables.get("no_proxy") or ""
     direct = ",".join(part for part in (known, "127.0.0.1", "localhost") if part)
     return {"NO_PROXY": direct, "no_proxy": direct}

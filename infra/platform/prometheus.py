@@ -1,4 +1,4 @@
-"""Prometheus on this machine with the harvester's alert rules; and as a service, which scrapes the run of Dagster."""
+"""Prometheus with the harvester's alert rules: its configuration and command, and the service of the platform."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ _RULES = "alerts.yml"
 
 
 def find_prometheus() -> str:
-    """Return the program. Raises StackError where no Prometheus is installed."""
+    """Return the path of the program. Raises StackError if no Prometheus is installed."""
     program = shutil.which("prometheus")
     if program is None:
         raise StackError(
@@ -33,8 +33,8 @@ def find_prometheus() -> str:
 
 
 def configure(folder: Path, jobs: Mapping[str, Sequence[str]], interval_seconds: float) -> None:
-    """Write the configuration into a folder: the targets of each job are scraped, and rules evaluated, once in an
-    interval."""
+    """Write the configuration into a folder. Prometheus scrapes the targets of each job, and evaluates the rules, once
+    per interval."""
     interval = f"{interval_seconds * 1000:.0f}ms"
     configuration = {
         "global": dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), interval),
@@ -49,8 +49,8 @@ def configure(folder: Path, jobs: Mapping[str, Sequence[str]], interval_seconds:
 def prepared(
     program: str, folder: Path, rules: str, targets: Sequence[str], *, port: int, interval_seconds: float, kept: str
 ) -> tuple[str, ...]:
-    """Write rules and configuration into a folder, and return the command that starts the server on a port. Targets
-    are harvesters."""
+    """Write rules and configuration into a folder, and return the command that starts the server on a port. `targets`
+    are the addresses of harvesters' metrics, and `kept` is the retention time."""
     (folder / _RULES).write_text(rules)
     configure(folder, {JOB: targets}, interval_seconds)
     return (
@@ -63,10 +63,10 @@ def prepared(
 
 
 class PlatformPrometheus:
-    """One server below a state folder. The harvester that it scrapes has a port of its own, `listen`."""
+    """The Prometheus of a state folder. It scrapes the harvester of Dagster's run at the address `listen`."""
 
     def __init__(self, state: Path) -> None:
-        """Prepare; nothing is written yet. Raises StackError where no Prometheus is installed."""
+        """Prepare; nothing is written yet. Raises StackError if no Prometheus is installed."""
         self._program = find_prometheus()
         self._home = state / "prometheus"
         self._ports: dict[str, int] = {}
@@ -78,7 +78,7 @@ class PlatformPrometheus:
 
     @property
     def url(self) -> str:
-        """Address of its UI."""
+        """Address of the UI."""
         return f"http://127.0.0.1:{self._ports['web']}"
 
     def prepare(self) -> None:
@@ -87,7 +87,7 @@ class PlatformPrometheus:
         self._ports = keep_ports(self._home / "ports.json", ["web", "listen"])
 
     def plan(self, environment: dict[str, str]) -> ServicePlan:
-        """Write the configuration and return how it is started; call `prepare` first."""
+        """Write the configuration, and return the plan of the service. Call `prepare` before."""
         port = self._ports["web"]
         return ServicePlan(
             name="prometheus",

@@ -1,7 +1,7 @@
-"""A service of the platform: a process of the stack with a check that it serves, and all that it starts.
+"""A service of the platform: a process with its child processes, and a check that it serves.
 
-Unlike a database server, a service starts processes (runs, tasks, workers) that it may leave behind. It leads a session
-of its own, and `stop` is over when that session is.
+Unlike a database server, a service starts processes (runs, tasks, workers) that may outlive it. Therefore a service
+leads its own session, and `stop` returns when no process of the session is left.
 """
 
 import json
@@ -29,9 +29,9 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """Command of a service, and the check that it serves. `environment` holds secrets, and is not shown.
+    """Command of a service, and the check that it serves. `environment` contains secrets, so `repr` does not show it.
 
-    `serves` gets the start time of the service (Unix time): answers of an earlier start do not count.
+    `serves` receives the start time of the service (Unix time), because an answer of an earlier start must not count.
     """
 
     name: str
@@ -43,12 +43,12 @@ class ServicePlan:
     url: str = ""
 
     def __repr__(self) -> str:
-        """Show the name and the command."""
+        """Return the name and the command as text."""
         return f"Plan({self.name!r}, {self.command!r})"
 
 
 class Service:
-    """A service that can be started, and stopped with all that it started."""
+    """A service that can be started, and stopped together with the processes that it started."""
 
     def __init__(self, plan: ServicePlan, *, logs: Path) -> None:
         """Prepare; nothing is started yet."""
@@ -65,27 +65,28 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """The service's process id while it runs, which is its session's too."""
+        """The process id of the service, equal to its session id; None if it does not run."""
         return self._process.pid
 
     @property
     def session(self) -> int:
-        """The session of the service and of all it started; 0 when it was not started."""
+        """The session id of the service and its child processes; 0 if the service is not started."""
         return self._session
 
     @property
     def found_port_taken(self) -> bool:
-        """True if the service has ended because it could not have its port."""
+        """True if the service has ended because its port was taken."""
         return self._process.found_port_taken
 
     def spawn(self) -> None:
-        """Start the service without waiting until it serves."""
+        """Start the service; returns before it serves."""
         self._started = time.time()
         self._process.spawn(self.plan.command, environment=self.plan.environment)
         self._session = self._process.pid or 0
 
     def await_ready(self) -> None:
-        """Wait until it serves. Raises StackError, which names the log, when it ends or takes too long."""
+        """Wait until the service serves. Raises StackError, which names the log, if it ends or does not serve in
+        time."""
 
         def ready() -> bool:
             if self.plan.serves(self._started):
@@ -96,13 +97,13 @@ class Service:
         self._process.await_ready(ready, seconds=_READY_SECONDS)
 
     def begin_stop(self) -> None:
-        """Request the service and all processes it started to end, without waiting."""
+        """Request the service and the processes that it started to end; returns at once."""
         if self._session:
-            self._reach = sessions.reach([self._session])  # looked up now: a process that ends is a parent no more
+            self._reach = sessions.reach([self._session])  # now, while parents live: see `sessions`
             sessions.signal_all(self._reach, signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the service and all it started, in order and then by force; does nothing when it does not run."""
+        """End the service and the processes that it started, by SIGTERM and then by force. Does nothing if none run."""
         if self._session and not self._reach:
             self._reach = sessions.reach([self._session])
         self._process.stop()
@@ -110,7 +111,7 @@ class Service:
         self._session, self._reach = 0, set()
 
     def describe(self) -> Server:
-        """Return the server with its process and address."""
+        """Return the description of the service: name, version, process id, port and address."""
         return Server(
             name=self.plan.name,
             version=self.plan.version,
@@ -121,7 +122,7 @@ class Service:
 
 
 def ask(url: str, question: Mapping[str, Any] | None = None) -> Any:
-    """Return the JSON at an address, None without a valid answer; with a question, post it."""
+    """Return the JSON that a URL answers to a GET, or to a POST of `question`; None if there is no valid answer."""
     body = None if question is None else json.dumps(question).encode()
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})  # noqa: S310 - a URL of the stack
     try:

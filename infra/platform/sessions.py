@@ -1,8 +1,9 @@
-"""Sessions of processes: everything that a service started, directly or indirectly.
+"""Sessions of processes, which show all processes that a service started, directly or indirectly.
 
-A service is the leader of a session of its own. Its children may outlive it and change parents and process groups,
-but stay in the session (a Dagster run, an Airflow task), unless a process opens its own session (a command of such a
-task), which is found as long as its parent lives. So a service is over when these sessions have no member left.
+A service leads its own session. Its child processes, such as a Dagster run or an Airflow task, may outlive it and
+change their parents and process groups, but they stay in the session. Some processes open another session, such as a
+command of an Airflow task; it can be found while the parent of the process lives. A service has ended when its sessions
+have no process left.
 """
 
 import os
@@ -17,13 +18,13 @@ _POLL_SECONDS = 0.05
 
 
 def members(sessions: Iterable[int]) -> list[int]:
-    """Return the ids of the living processes of the sessions."""
+    """Return the ids of the processes in these sessions, without zombies."""
     wanted = set(sessions)
     return [pid for pid in psutil.pids() if _session(pid) in wanted and _lives(pid)]
 
 
 def reach(sessions: Iterable[int]) -> set[int]:
-    """Return the sessions, and the sessions that their processes or their children have opened."""
+    """Return these sessions, and the sessions of all descendants of their processes."""
     found = set(sessions)
     for pid in members(found):
         with suppress(psutil.NoSuchProcess):
@@ -32,14 +33,15 @@ def reach(sessions: Iterable[int]) -> set[int]:
 
 
 def signal_all(sessions: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to every process of the sessions."""
+    """Send a signal to every process in these sessions."""
     for pid in members(sessions):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def end(sessions: Iterable[int], *, seconds: float) -> None:
-    """Request every process within reach to end, and kill processes that have not ended within the time."""
+    """Send SIGTERM to every process that `reach` finds, wait until all have ended, and send SIGKILL to the processes
+    that are left after `seconds`."""
     wanted = reach(sessions)
     signal_all(wanted, signal.SIGTERM)
     deadline = time.monotonic() + seconds

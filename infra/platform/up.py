@@ -1,4 +1,4 @@
-"""A local stack with the platform on it, held in the background or in the foreground."""
+"""Starts a local stack with the platform, in the background or in the foreground."""
 
 from pathlib import Path
 from typing import Any
@@ -9,26 +9,28 @@ from harvest_lib.local_stack.stack import Stack
 from infra.platform.platform import DAGS, LOGIN, Platform
 
 HOLDER = "infra.platform"
-"""The module that holds it in the background."""
+"""The module whose process runs the stack in the background."""
 
 
 def make_stack(state: Path, *, definitions: str, dags: str, observe: bool, **servers: Any) -> Stack:
-    """Return the stack, which is not started yet. `dags` is a folder, empty for our DAGs; `servers` are for `Stack`."""
+    """Return the stack; nothing is started yet. `dags` is a folder, or empty for our DAGs. `servers` are options of
+    `Stack`."""
     folder = Path(dags) if dags else None
     platform = Platform(state.resolve(), definitions=definitions, dags=folder, observe=observe)
     return Stack(state, services=platform, **servers)
 
 
 def up(state: Path, **options: Any) -> tuple[Description, bool]:
-    """Bring the stack up in the background; returns it, and whether it was up already. Options are as of `make_stack`.
+    """Start the stack in the background. Return its description, and True if it was running already. `options` are the
+    options of `make_stack`.
 
-    Raises StackError when it does not come up, or another stack is up, such as one with other DAGs.
+    Raises StackError if the stack does not start, or if a different stack runs, for example with other DAGs.
     """
     return supervisor.up(state, options, holder=HOLDER, difference=lambda found: difference(found, **options))
 
 
 def difference(found: Description, *, dags: str, observe: bool, **_: Any) -> str:
-    """Return what a stack that is up lacks of the platform, an empty text if nothing."""
+    """Return a sentence about how a running stack differs from the requested platform; empty if it does not differ."""
     if LOGIN not in found.notes:
         return "a stack is up already, without Dagster and Airflow"
     known = found.notes.get(DAGS, "")

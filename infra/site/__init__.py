@@ -1,1 +1,1 @@
-"""The site of the documentation: `make docs` builds it from `docs/`, the README and the docstrings."""
+"""The site of the documentation, which `make docs` builds from `docs/`, the README and the docstrings."""

@@ -1,7 +1,7 @@
-"""Additions to mkdocs: pages from outside `docs/`, and the reference of the API.
+"""Hooks of mkdocs, which add pages from outside `docs/` and the reference of the API.
 
-README, CHANGELOG, CONTRIBUTING and LICENSE become pages as they are, with their links rewritten. Each module of the
-reference is a page made of its docstrings. A public name without a docstring fails the build.
+Files of the repository's root, such as README, become pages with rewritten links. Each module of the reference becomes
+a page with its docstrings. A public name without a docstring fails the build.
 """
 
 import re
@@ -22,7 +22,7 @@ PAGES = {
     "SECURITY.md": "security-policy.md",
     "LICENSE": "license.md",
 }
-"""Files of the repository's root that are pages, by their names there."""
+"""The page of each file of the repository's root that the site includes."""
 
 _PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
@@ -40,7 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not below `docs/`."""
+    """Add the pages of root files and of the API reference, which are not in `docs/`."""
     for name, page in PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         is_plain = page == "license.md"
@@ -54,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Point links to the root's files at their pages."""
+    """Rewrite links to root files, such as README, into links to their pages."""
     del config, files
     up = "../" * page.file.src_uri.count("/")
     if page.file.generated_by is not None:
@@ -80,7 +80,7 @@ def _listed(nav: Any) -> Iterator[str]:
 
 
 def _reference(module: str, root: Path = ROOT) -> str:
-    """Return the page of a module. Raises PluginError for public names that have no docstring."""
+    """Return the reference page of a module. Raises PluginError if a public name has no docstring."""
     found = griffe.load(module, search_paths=[str(root)], resolve_aliases=True, resolve_external=False)
     documented = _of_protocols(found)
     exports = sorted(map(str, found.exports or found.members))
@@ -98,7 +98,7 @@ def _reference(module: str, root: Path = ROOT) -> str:
 
 
 def _is_ours(member: Any) -> bool:
-    """Return True if a name is defined by this project, and is a class, a function or an exported alias of either."""
+    """Return True if a member is a class or a function of this project, or an alias of such a class or function."""
     try:
         target = member.final_target if member.is_alias else member
     except griffe.AliasResolutionError:
@@ -109,7 +109,7 @@ def _is_ours(member: Any) -> bool:
 
 
 def _of_protocols(module: Any) -> set[str]:
-    """Return the names of the methods that the module's protocols describe, for all classes that implement them."""
+    """Return the names of methods that have a docstring in a protocol of the module. Other classes need no second."""
     targets = [each.final_target if each.is_alias else each for each in module.members.values() if _is_ours(each)]
     protocols = [
         each
@@ -120,8 +120,8 @@ def _of_protocols(module: Any) -> set[str]:
 
 
 def _undocumented(member: Any) -> Iterator[str]:
-    """Yield the public methods of a class that have no docstring, of their own or inherited; an empty name for a class
-    or function without a docstring."""
+    """Yield the names of the public methods of a class that have no docstring and inherit none. Yield an empty name
+    first if the class or function itself has no docstring."""
     target = member.final_target if member.is_alias else member
     if not target.has_docstring:
         yield ""

@@ -1,4 +1,4 @@
-"""The checker: does a history keep the promise of its delivery? Anomalies have the names of Jepsen's Kafka workload."""
+"""Checks whether a history keeps the promise of its delivery. Anomalies have the names of Jepsen's Kafka workload."""
 
 from infra.chaos.checker.check import check
 from infra.chaos.checker.failover_losses import FAILED_OVER

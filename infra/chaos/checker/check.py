@@ -1,4 +1,4 @@
-"""One pass over a history: each event goes to the parts that it concerns; at the end each part adds its findings."""
+"""One pass over a history: each event is passed to the checks that use it; at the end each check adds its findings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -42,11 +42,11 @@ _Take = Callable[[Any], None]
 
 
 def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> HistoryVerdict:
-    """Return the anomalies of a history, both those that the promise allows and those that it does not.
+    """Return the anomalies of a history: explained anomalies, which the promise allows, and unexplained anomalies.
 
-    `events` come in the order of time. The history must end with readers that have read the whole log. Of each anomaly
-    the first `keep` findings are returned, explained and unexplained; all are counted. Does no I/O; memory grows with
-    the records of the history, not with the events about them.
+    `events` must be in the order of time. The history must end with readers that have read the whole log. All findings
+    are counted; for each anomaly the first `keep` explained and the first `keep` unexplained findings are returned.
+    Does no I/O. Memory grows with the number of records in the history, not with the number of events about them.
     """
     findings, records = Findings(keep), RecordIndex()
     terms = ObservedTerms(promise, findings)
@@ -91,4 +91,4 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Hist
 
 
 def _pass_over(_observation: Observation, _event: Poll) -> None:
-    """Do nothing: commits do not matter where readers see uncommitted records."""
+    """Do nothing: commits do not matter if readers see uncommitted records."""

@@ -1,8 +1,9 @@
 """checkpoint-regression: the stored checkpoint of a subscription's shard went back.
 
-A generation never falls (a rewind begins a new one), and within a generation the number rises; storing the same again
-changes nothing. A checkpoint whose answer comes late may have been stored at any time since its request: it is behind
-another checkpoint only if that was answered before. After a failover the checkpoints of the new server count.
+A generation never falls (a rewind begins a new generation), and the number rises within a generation. Storing a
+checkpoint twice changes nothing. A checkpoint may have been stored at any time between its request and its answer, so
+it is a regression only if the higher checkpoint was answered before that request. A failover replaces all checkpoints
+by the checkpoints of the new server.
 """
 
 from typing import NamedTuple
@@ -19,7 +20,7 @@ class _Stored(NamedTuple):
 
     @property
     def position(self) -> object:
-        """Return its position, None if it is not known."""
+        """Return the checkpoint's position, None if it is unknown."""
         return self.by.position if isinstance(self.by, CheckpointWrite) else None
 
 
@@ -32,7 +33,7 @@ class Checkpoints:
         self._asked: dict[tuple[str, str, int], CheckpointWrite] = {}
 
     def failover(self, event: FailoverLoss) -> None:
-        """Note that a server took over, and the checkpoints that it has."""
+        """Replace all stored checkpoints by the checkpoints of the server that took over."""
         self._stored = {
             (each.subscription, each.shard): _Stored((each.generation, each.number), event)
             for each in event.checkpoints

@@ -1,7 +1,7 @@
-"""The way of a record from the client to its purge.
+"""The delivery of records, from the client to the purge of their rows.
 
-purge-before-ack: a row was deleted before Kafka had acknowledged its record or, transactional, before any transaction
-that could hold it was requested to commit.
+purge-before-ack: a row was deleted before Kafka had acknowledged its record. If the delivery is transactional, also: a
+row was deleted before a commit was requested for any transaction that could contain its record.
 """
 
 from infra.chaos.checker.finding import Findings
@@ -12,7 +12,7 @@ from infra.chaos.history.events import Acknowledge, Produce, Purge
 
 
 class Deliveries:
-    """Follows records from the client to their purge."""
+    """Follows records from the client to the purge of their rows."""
 
     def __init__(self, promise: Promise, records: RecordIndex, transactions: Transactions, findings: Findings) -> None:
         self._promise = promise
@@ -23,14 +23,14 @@ class Deliveries:
         """Acknowledged ids without a recorded request to send them."""
 
     def produce(self, event: Produce) -> None:
-        """Take in that a record was handed over."""
+        """Process an event: a record was handed over to the client."""
         record = self._records.get(event.event)
         record.produced += (event,)
         self._records.by_id[event.id] = record
         self._transactions.produce(event, record)
 
     def acknowledge(self, event: Acknowledge) -> None:
-        """Take in that a record is in Kafka."""
+        """Process an event: a record is in Kafka. Other types than `ok` are ignored."""
         if event.type != "ok":
             return
         record = self._records.by_id.get(event.id)
@@ -40,7 +40,7 @@ class Deliveries:
             record.acknowledged += (event,)
 
     def purge(self, event: Purge) -> None:
-        """Take in rows that are gone, or may be."""
+        """Process an event: rows were deleted (`ok`), or may have been deleted (`info`)."""
         if event.type not in {"ok", "info"}:
             return
         for row in event.ids:

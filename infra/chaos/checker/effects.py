@@ -1,4 +1,4 @@
-"""double-effect: a consumer has applied one record twice."""
+"""double-effect: a consumer has applied a record twice."""
 
 from infra.chaos.checker.finding import Findings
 from infra.chaos.checker.records import RecordIndex
@@ -13,7 +13,7 @@ class Effects:
         self._findings = findings
 
     def effect(self, event: Effect) -> None:
-        """Take in an effect that is known to have happened."""
+        """Process an event: a consumer has applied a record. Other types than `ok` are ignored."""
         if event.type != "ok":
             return
         record = self._records.get(event.event)

@@ -1,7 +1,7 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that it lacks count as never written. Purges and checkpoints that it lacks show in its backlog: only these
-records may be sent again.
+Writes that the new server lacks count as never written. Purges and checkpoints that it lacks make delivered records
+part of its backlog: only the records of its backlog may be sent again.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,12 @@ from infra.chaos.checker.records import Observation, RecordIndex
 from infra.chaos.history.events import FailoverLoss, TermEvent
 
 FAILED_OVER = "another server took over, which did not know of it"
-"""The reason for a copy that was sent before a failover and again after it."""
+"""The reason why a record was sent before a failover and again after it."""
 
 
 class _Failover(NamedTuple):
-    """End of the old server, takeover by the new server, and the events of the new server's backlog."""
+    """A failover: the time when the old server ended (`since`), the time of the takeover, and the events of the new
+    server's backlog."""
 
     since: float
     time: float
@@ -25,22 +26,22 @@ class SentAgain(NamedTuple):
     """A record that was sent before a failover and again after it."""
 
     since: float
-    """The time of the last failover before it was sent again."""
+    """The time of the last failover before the second send."""
     was_known: bool
-    """True if each server that took over in between knew that it was delivered."""
+    """True if each server that took over between the two sends knew that the record was delivered."""
 
 
 class FailoverLosses:
-    """Keeps the failovers, and marks the records that the new server lacks."""
+    """Stores the failovers, and marks the records that the new server lacks as forgotten."""
 
     def __init__(self, records: RecordIndex) -> None:
         self._records = records
         self._failovers: list[_Failover] = []
         self._began: dict[str, float] = {}
-        """Start time of each leader's term, where it is known."""
+        """Start time of each leader's term, if the history has it; by leader id."""
 
     def term(self, event: TermEvent) -> None:
-        """Take in that a leader began."""
+        """Process an event: the term of a leader began. The first event of a term counts."""
         self._began.setdefault(event.leader_id, event.time)
 
     def failover(self, event: FailoverLoss) -> None:
@@ -49,9 +50,9 @@ class FailoverLosses:
             self._records.get(each).forgotten = True
 
     def between(self, copy: Observation, before: Observation) -> SentAgain | None:
-        """Return the failovers between two sends of a record, as `SentAgain`; None if there was none.
+        """Return a `SentAgain` if a failover was between the sends of `before` and of `copy`, else None.
 
-        A leader that began under the old server may send records that it had read there even after the failover.
+        A leader whose term began under the old server may send records that it read there even after the failover.
         """
         first = [produce.time for produce in before.record.produced_by(before.leader_id)]
         again = [produce.time for produce in copy.record.produced_by(copy.leader_id)]

@@ -1,4 +1,4 @@
-"""Findings of the checker: each anomaly by its name, explained or not by the promise, with the events that show it."""
+"""Findings of the checker: anomalies by name, explained by the promise or not, with the events that show them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ ANOMALIES: tuple[Anomaly, ...] = get_args(Anomaly)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyFinding:
-    """One anomaly. `explained`: the promise allows it. `events` show it, with only the records concerned."""
+    """One anomaly. `explained`: the promise allows it. `events` are its evidence, reduced to the affected records."""
 
     name: Anomaly
     explained: bool
@@ -55,14 +55,14 @@ class AnomalyFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryVerdict:
-    """Counts of each anomaly, explained and unexplained, and the first findings of each."""
+    """Counts of explained and of unexplained findings by anomaly, and the first findings of each anomaly."""
 
     events: int
     explained: Mapping[Anomaly, int]
     unexplained: Mapping[Anomaly, int]
     findings: tuple[AnomalyFinding, ...]
     records: int = 0
-    """Records that the events are about. With 0 nothing was checked."""
+    """Number of records that the events are about. If it is 0, nothing was checked."""
 
     @property
     def ok(self) -> bool:
@@ -82,7 +82,7 @@ class HistoryVerdict:
 
 
 class Findings:
-    """Counts all findings and keeps the first of each anomaly, as many explained as unexplained findings."""
+    """Counts all findings, and stores for each anomaly the first `keep` explained and the first `keep` unexplained."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -91,14 +91,14 @@ class Findings:
         self._unexplained: Counter[Anomaly] = Counter()
 
     def add(self, name: Anomaly, sentence: str, events: Iterable[Event], *, explained: bool = False) -> None:
-        """Take a finding in. `events` are gone through only if it is kept."""
+        """Add a finding. `events` is iterated only if the finding is stored."""
         counts = self._explained if explained else self._unexplained
         counts[name] += 1
         if counts[name] <= self._keep:
             self._kept.append(AnomalyFinding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
 
     def verdict(self, events: int, records: int) -> HistoryVerdict:
-        """Return the verdict on all events and records, anomalies in the order of `ANOMALIES`."""
+        """Return the verdict. `events` and `records` are total numbers; anomalies are in the order of `ANOMALIES`."""
         return HistoryVerdict(
             events=events,
             records=records,

@@ -1,6 +1,7 @@
-"""The log as polls have shown it: each place holds a single record, as it was written and acknowledged.
+"""The log as polls have shown it. A place is a position in a partition's log, defined in `records.Observation`.
 
-inconsistent-offsets: two readers, or a reader and the writer or the acknowledgement, disagree on the record at a place.
+inconsistent-offsets: two readers disagree on the record at a place, or a reader disagrees with the record's writer or
+with Kafka's acknowledgement.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,8 +14,8 @@ from infra.chaos.history.events import Event, Poll, PolledRecord
 
 
 class ObservedLog:
-    """All places that polls have shown. `first_committed` is called with each place that a committed reader sees for
-    the first time. `recreated_topics` knows which topic of a name is read, or was written to."""
+    """All places that polls have shown. `first_committed` is called when a committed reader sees a place for the first
+    time. `recreated_topics` maps offsets of a topic name to places, as a topic may have been deleted and recreated."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class ObservedLog:
         self._ordered: dict[tuple[Partition, bool], list[Observation]] = {}
 
     def poll(self, event: Poll) -> None:
-        """Take in the records of a consumer's poll."""
+        """Process the records of a consumer's poll."""
         by = stamp(event)
         committed, begins = event.isolation == "committed", self._recreated_topics.read_by(event.process)
         for shown in event.records:
@@ -86,9 +87,10 @@ class ObservedLog:
         return self._partitions.get(partition, {}).get(place)
 
     def ordered(self, partition: Partition, *, committed: bool) -> list[Observation]:
-        """Return a partition's observations by place: the observations of committed readers, or all.
+        """Return a partition's observations, sorted by place. If `committed`, return only places that a committed
+        reader has seen.
 
-        Call it at the end of the history.
+        Call it only at the end of the history, because the result is cached.
         """
         found = self._ordered.get((partition, committed))
         if found is None:

@@ -1,8 +1,10 @@
-"""Records that must be in the log and records that must not, by the outcome of their write.
+"""Records that must be in the log, and records that must not, by the outcome of their write.
 
-lost-write: a committed record was never seen, though Kafka has acknowledged it, or its row was purged, or a later
-record of its key was seen. unseen: a committed record was never seen, and nothing more is known. aborted-read: a record
-was seen though its write failed, or was never begun. precommitted-read: it was seen before its write began.
+lost-write         a committed record was never seen, although Kafka acknowledged it, or its row was purged, or a later
+                   record of its key was seen
+unseen             a committed record was never seen, and none of these three conditions holds
+aborted-read       a record was seen although its write was rolled back or never began
+precommitted-read  a record was seen before its write began
 """
 
 from infra.chaos.checker.finding import Findings
@@ -21,7 +23,7 @@ class Losses:
         self._highest: dict[tuple[str, str], Observation] = {}
 
     def finish(self) -> None:
-        """Check all records, first the seen records, then the unseen."""
+        """Check all records: first the records that were seen, then the records that were not."""
         for record in self._records.by_event.values():
             if record.observations:
                 self._seen(record, record.observations[0])
@@ -30,7 +32,8 @@ class Losses:
                 self._missing(record)
 
     def _certain(self, record: RecordLifecycle) -> bool:
-        """Return True if it committed (by its writer, an acknowledgement or a purge) and has to be seen."""
+        """Return True if the record must be seen: by its writer, an acknowledgement or a purge it was committed, and no
+        failover, deleted topic or parking excuses it."""
         write = record.write
         if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.parked:
             return False

@@ -1,6 +1,6 @@
 """parked-read: a record was seen while it was parked, or held behind a parked record, or after it was dropped.
 
-Records that are parked when the history ends, or were dropped, need not be seen.
+A record that was dropped, or is parked at the end of the history, need not be seen.
 """
 
 from infra.chaos.checker.finding import Findings
@@ -17,7 +17,7 @@ class Parkings:
         self._parked: dict[str, Park] = {}
 
     def park(self, event: Park) -> None:
-        """Take in that records were parked, retried or dropped."""
+        """Process an event: records were parked, retried or dropped."""
         for each in event.events:
             self._records.get(each).parked = event.step != "retry"
             if event.step == "retry":

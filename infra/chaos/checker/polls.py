@@ -1,7 +1,8 @@
-"""The order of each consumer's records: it neither goes back nor passes over records in the log.
+"""The order in which each consumer reads: it must neither go back nor skip records in the log.
 
-Across polls: nonmonotonic-poll and poll-skip; within one: int-nonmonotonic-poll and int-poll-skip. An assignment or a
-seek resets the position in its partitions. Committed readers may pass over records that none of them has ever seen.
+Between two polls the anomalies are nonmonotonic-poll and poll-skip; within a poll they are int-nonmonotonic-poll and
+int-poll-skip. An assignment or a seek resets the position in its partitions. A committed reader may skip a record that
+no committed reader has ever seen.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +18,7 @@ _Place = tuple[int, Stamp]
 
 
 class Polls:
-    """Follows each process through each of its partitions."""
+    """Follows the reads of each process in each of its partitions."""
 
     def __init__(self, log: ObservedLog, recreated_topics: RecreatedTopics, findings: Findings) -> None:
         self._log = log
@@ -27,7 +28,7 @@ class Polls:
         self._gaps: list[tuple[Partition, bool, _Place, _Place]] = []
 
     def assign(self, event: Assign) -> None:
-        """Forget the position in these partitions; where an offset is known, the reader goes on there."""
+        """Reset the position in these partitions: to the event's offset, or to unknown if the offset is negative."""
         if event.type not in {"ok", "info"}:
             return
         read, begins = self._read.setdefault(event.process, {}), self._recreated_topics.read_by(event.process)
@@ -39,7 +40,7 @@ class Polls:
                 read.pop((topic, partition), None)
 
     def poll(self, event: Poll) -> None:
-        """Take in a poll. The log must know it already."""
+        """Process a poll. `ObservedLog.poll` must have processed it before."""
         read, begins = self._read.setdefault(event.process, {}), self._recreated_topics.read_by(event.process)
         by = stamp(event)
         for shown in event.records:
@@ -63,7 +64,7 @@ class Polls:
         )
 
     def finish(self) -> None:
-        """Report each jump of a reader over records in the log."""
+        """Report each gap between two reads of a consumer in which the log has records."""
         place = attrgetter("place")
         for partition, committed, (before, left), (after, by) in self._gaps:
             places = self._log.ordered(partition, committed=committed)

@@ -1,4 +1,4 @@
-"""The promise of a delivery, which decides the anomalies that it allows."""
+"""The promise of a delivery. It determines the anomalies that are allowed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,12 +8,12 @@ Delivery = Literal["at_least_once", "transactional"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A delivery, and whether at most one record of a key is in flight (at least once only)."""
+    """A promise. `barrier`, which matters only at least once: at most one record of a key is in flight."""
 
     delivery: Delivery
     barrier: bool = True
 
     @property
     def transactional(self) -> bool:
-        """True if only records that committed readers see count."""
+        """True if a record counts only if a committed reader sees it."""
         return self.delivery == "transactional"

@@ -1,6 +1,6 @@
-"""State of each record: its write, its way to Kafka, and the places where it was seen there.
+"""State of each record: its write, its delivery to Kafka, and the places in the log where it was seen.
 
-Only the parts of an event that a finding would show are kept, so that memory is bounded by the number of records.
+Only the parts of an event that a finding would show are stored, so that memory is bounded by the number of records.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ Partition = tuple[str, int]
 """A topic and the number of its partition."""
 
 SPAN = 1 << 50
-"""More than a partition has offsets: this is the distance from the places of a topic to its places once recreated."""
+"""Distance between the places of equal offsets before and after a recreation of the topic; above any offset."""
 
 
 def offset_at(place: int) -> int:
-    """Return the offset of a place; -1 before the first."""
+    """Return the offset of a place; -1 for the place before a topic's first."""
     return (place + 1) % SPAN - 1
 
 
 class Stamp(NamedTuple):
-    """Type, process and times of an event: a stamp for all its records."""
+    """Type, process and times of an event, shared by the event's records."""
 
     type: EventType
     process: str
@@ -46,7 +46,7 @@ def stamp(event: Event) -> Stamp:
 
 
 class WriteLifecycle:
-    """A writer's transaction. Its outcome is `invoke`, `info` (both: unknown), `ok` or `fail`."""
+    """A writer's transaction. `last.type` is its outcome: `ok`, `fail`, or unknown (`invoke` and `info`)."""
 
     __slots__ = ("first", "last", "seen", "transaction")
 
@@ -55,16 +55,16 @@ class WriteLifecycle:
         self.first = first
         self.last = first
         self.seen = False
-        """True if one of its records was seen: then it has committed, whatever its writer knows."""
+        """True if a record of it was seen, which proves the commit even if the writer does not know the outcome."""
 
     @property
     def committed(self) -> bool:
-        """True if it certainly has committed."""
+        """True if the transaction has certainly committed."""
         return self.last.type == "ok" or (self.last.type != "fail" and self.seen)
 
 
 class Observation:
-    """A place in the log, and the record there. `place` is the offset plus `SPAN` for each recreation of the topic."""
+    """A record at a position in the log. `place` is the offset plus `SPAN` for each earlier recreation of the topic."""
 
     __slots__ = ("committed", "id", "leader_id", "odd", "partition", "place", "record", "stamp")
 
@@ -78,9 +78,9 @@ class Observation:
         self.leader_id = shown.leader_id
         self.stamp = by
         self.committed = False
-        """True if a committed reader has seen it."""
+        """True if a committed reader has seen this place."""
         self.odd: PolledRecord | None = None
-        """The record as shown, where it differs from the record as written."""
+        """The record as it was read, if it differs from the record as it was written; else None."""
 
     def __str__(self) -> str:
         topic, partition = self.partition
@@ -89,16 +89,16 @@ class Observation:
 
     @property
     def offset(self) -> int:
-        """Its offset, as clients call it."""
+        """The offset as clients see it."""
         return offset_at(self.place)
 
     @property
     def recreations(self) -> int:
-        """Number of recreations of its topic by then."""
+        """Number of recreations of the topic before this record."""
         return self.place // SPAN
 
     def shown(self) -> PolledRecord:
-        """Return the record as the first reader got it."""
+        """Return the record as its first reader received it."""
         topic, partition = self.partition
         record = self.record
         return self.odd or PolledRecord(
@@ -114,12 +114,12 @@ class Observation:
         )
 
     def poll(self, by: Stamp | None = None) -> Poll:
-        """Return the poll that showed it, of the first reader if of no other, reduced to this record."""
+        """Return the poll `by`, by default the poll of the first reader, reduced to this record."""
         return make_poll(by or self.stamp, "committed" if self.committed else "uncommitted", self.shown())
 
 
 class RecordLifecycle:
-    """A record, by the UUID of its event."""
+    """All that the history has about a record, which its event id (a UUID) identifies."""
 
     __slots__ = (
         "acknowledged",
@@ -153,33 +153,33 @@ class RecordLifecycle:
         self.observations: tuple[Observation, ...] = ()
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
-        """True if a server took over that lacks it: it may have been seen or not, and has no place in an order."""
+        """True if a server without the record took over: the record may be seen or not, and in any order."""
         self.gone = False
-        """True if it was lost with a deleted topic: it need not be seen."""
+        """True if the record was lost with a deleted topic, so that it need not be seen."""
         self.parked = False
-        """True if it is parked, or was dropped: it need not be seen."""
+        """True if the record is parked, held or dropped, so that it need not be seen."""
         self.index = -1
-        """Its place among the first occurrences of its key."""
+        """Index of the record among the first occurrences of its key; -1 before `Sequences` has reached it."""
         self.latest: Observation | None = None
-        """Its last copy so far, as the log is gone through from its beginning."""
+        """The last occurrence that the pass of `Sequences` over the log has found so far."""
 
     def __str__(self) -> str:
         return f"{self.event} ({self.topic}, key {self.key}, seq {self.seq})"
 
     def describe(self, shown: WrittenRecord | PolledRecord) -> None:
-        """Take over its description by a writer, or by the first reader."""
+        """Set topic, key, `seq` and hash from the record as its writer or its first reader reported it."""
         self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
 
     def fits(self, shown: WrittenRecord | PolledRecord) -> bool:
-        """Return whether the same was reported of it before."""
+        """Return True if `shown` has the topic, key, `seq` and hash that were set before."""
         return self.hash == shown.hash and self.seq == shown.seq and self.key == shown.key and self.topic == shown.topic
 
     def produced_by(self, leader_id: str | None) -> list[Produce]:
-        """Return when a leader handed it to its client."""
+        """Return the events in which the leader handed the record to its client."""
         return [produce for produce in self.produced if produce.leader_id == leader_id]
 
     def writes(self) -> Iterator[Write]:
-        """Yield the beginning and the end of its write, reduced to this record."""
+        """Yield the first and the last event of the record's write, reduced to this record."""
         write = self.write
         if write is not None:
             written = WrittenRecord(self.event, self.topic, self.key, self.seq, self.hash)
@@ -188,14 +188,14 @@ class RecordLifecycle:
 
 
 class RecordIndex:
-    """All records, by event, and by the outbox id under which they were last produced."""
+    """All records by event id, and the produced records by their last outbox id."""
 
     def __init__(self) -> None:
         self.by_event: dict[str, RecordLifecycle] = {}
         self.by_id: dict[int, RecordLifecycle] = {}
 
     def get(self, event: str) -> RecordLifecycle:
-        """Return the record of an event, which may be new."""
+        """Return the record of an event id; make it if it is new."""
         record = self.by_event.get(event)
         if record is None:
             record = self.by_event[event] = RecordLifecycle(event)

@@ -1,11 +1,12 @@
-"""Topics that were deleted and recreated: their offsets begin again, and unread records are gone.
+"""Topics that were deleted and recreated: offsets begin at 0 again, and unread records are lost.
 
-In a topic's log the records after a recreation stand behind all earlier records. A reader reads the topic that it was
-assigned; an acknowledgement belongs to the topic that existed when it came.
+In the log of a topic name, the records after a recreation follow all earlier records. A reader reads the topic that
+existed when it was assigned. An acknowledgement belongs to the topic that existed at its time.
 
-A record went with the old topic, and need not be seen, only if all of this holds: the event of the deletion names it;
-its write was not answered by when all was read (`since`); Kafka acknowledged it there, in its partition behind all
-records ever seen of that; and, transactional, its leader's next request was a commit.
+A record was lost with the old topic, and need not be seen, only if all of these conditions hold: the event of the
+recreation names the record; its write was not confirmed by `since`, the time up to which all records had been read;
+Kafka acknowledged it in the old topic, at an offset above all offsets ever seen in the old partition; and, if the
+delivery is transactional, the next request of its leader was a commit.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,7 +23,7 @@ _Ordered = Callable[[Partition], list[Observation]]
 
 
 class RecreatedTopics:
-    """Knows when topics were recreated, and which topic each reader reads; then marks the records lost with the old."""
+    """Stores when topics were recreated and which topic each reader reads, and marks the records that were lost."""
 
     def __init__(self, promise: Promise, records: RecordIndex, transactions: Transactions) -> None:
         self._promise = promise
@@ -38,23 +39,24 @@ class RecreatedTopics:
             self._times[event.topic].append(event.time)
 
     def assign(self, event: Assign) -> None:
-        """Take in that a reader is in the topics that there are now."""
+        """Process an event: from now on a reader reads the current topics."""
         if not self._times or event.type not in {"ok", "info"}:
             return
         for topic, partition, _ in event.partitions:
             self._read[event.process][topic, partition] = self.begins(topic, event.time)
 
     def read_by(self, process: str) -> Mapping[Partition, int]:
-        """Return where in their logs the recreated topics begin that a process reads."""
+        """Return the first place of the current topic for each partition that a process reads; empty if no topic was
+        recreated."""
         return self._read.get(process, {}) if self._times else {}
 
     def begins(self, topic: str, time: float) -> int:
-        """Return where in its log the topic begins that was there at a time."""
+        """Return the first place of the topic that existed under this name at `time`."""
         times = self._times.get(topic)
         return SPAN * bisect_right(times, time) if times else 0
 
     def finish(self, ordered: _Ordered) -> None:
-        """Mark the records that went with topics. `ordered` returns a partition's observations by place."""
+        """Mark the records that were lost with old topics. `ordered` returns a partition's observations by place."""
         for event in self._events:
             for name in event.events:
                 record = self._records.get(name)
@@ -68,7 +70,7 @@ class RecreatedTopics:
         return write is not None and write.last.type == "ok" and write.last.time <= event.since
 
     def _went(self, acknowledged: Acknowledge, event: RecreatedTopic, ordered: _Ordered) -> bool:
-        """Return whether an acknowledgement proves that a record was in the deleted topic, in its unread part."""
+        """Return True if an acknowledgement proves that a record was in the unread end of the deleted topic."""
         topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
         ends = self.begins(event.topic, event.time)
         begins = self.begins(event.topic, acknowledged.time)

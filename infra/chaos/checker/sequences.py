@@ -1,25 +1,25 @@
 """The order of each key in each partition, checked in a single pass over the log.
 
-The pass goes through a partition by rising offset. An observation is either the first occurrence of its record or a
-copy of an earlier occurrence. `R0 R1 R2` below are the records of a key, in the order of their first occurrences.
+The pass reads a partition by rising offset. An observation is either the first occurrence of its record or a copy of
+an earlier occurrence. Below, `R0 R1 R2` are the records of a key in the order of their first occurrences.
 
 First occurrences
-    nonmonotonic-send      a record stands behind a record that was written later
-    int-nonmonotonic-send  the same, and the same write holds both
-    int-send-skip          records of another write stand between the records of a write
+    nonmonotonic-send      a record follows a record that was written later, in another write
+    int-nonmonotonic-send  a record follows a record that was written later, in the same write
+    int-send-skip          records of another write are between the records of a write
 
-Copies, named by how they came about
-    duplicate-cross-epoch  sent by another term than the occurrence before
-    duplicate-adjacent     sent by the same term, directly behind itself in its key: `R0 R1 R1`
-    duplicate-separated    sent by the same term, with other records of its key between: `R0 R1 R0`
+Copies, named by their cause
+    duplicate-cross-epoch  another term sent the copy than the occurrence before
+    duplicate-adjacent     the same term sent the copy, directly after the record in its key: `R0 R1 R1`
+    duplicate-separated    the same term sent the copy, after other records of the key: `R0 R1 R0`
 
-A copy is allowed ("explained") if a reason to send the record again is known and the delivery permits the copy:
+A copy is allowed ("explained") if the history has a reason to send the record again and the delivery permits the copy:
 
     transactional      no copy is permitted
-    barrier            an adjacent copy is: a key never goes back
-    pipelined          a repeated run is: it starts at any earlier record, has no gap, and reaches the newest record of
-                       its key. `R0 R1 R2 R1 R2` is permitted; `R0 R1 R2 R1` and `R0 R1 R2 R0 R2` are not.
-    after a failover   the new server's backlog may come again, once and in order, and nothing else
+    barrier            an adjacent copy is permitted: a key never goes back
+    pipelined          a repeated run is permitted: it starts at any earlier record, has no gap, and reaches the newest
+                       record of its key. `R0 R1 R2 R1 R2` is permitted; `R0 R1 R2 R1` and `R0 R1 R2 R0 R2` are not.
+    after a failover   only the new server's backlog may be sent again, once and in order
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class _Copy(NamedTuple):
     previous: Observation
     anomaly: Anomaly
     reason: str | None
-    """Why the record was sent again; None if nothing is known."""
+    """The reason why the record was sent again; None if the history has no reason."""
 
 
 class _KeyState:
@@ -50,12 +50,12 @@ class _KeyState:
         self.count = 0
         """Number of first occurrences."""
         self.position = -1
-        """The index, among the first occurrences, of the record that the key is at."""
+        """Index, among the first occurrences, of the key's last observed record."""
         self.front = -1
-        """The index that a repeated run has to reach: the newest record's, after a failover the index of the last
-        record that came again for it."""
+        """Index that a repeated run must reach: the index of the newest record, or after a failover the index of the
+        last record that the failover caused to be sent again."""
         self.again: dict[float, int] = {}
-        """The index of the last record that came again since a failover, by its time."""
+        """For each failover, by its time: the index of the last record that was sent again because of it."""
         self.highest: Observation | None = None
         """The first occurrence with the highest `seq`."""
         self.last: Observation | None = None
@@ -63,13 +63,13 @@ class _KeyState:
         """The last first occurrence."""
         self.writes: set[WriteLifecycle] = set()
         self.repeated_run: list[_Copy] = []
-        """Copies of a pipelined run that has not yet reached the front. They are judged when it ends."""
+        """Copies of a pipelined run that has not yet reached `front`. They are judged when the run ends."""
 
 
 class Sequences:
-    """Judges the order of keys and the copies of records.
+    """Checks the order of keys and the copies of records.
 
-    Records whose write failed, or that were lost in a failover, have no place in either.
+    A record is not checked if its write failed or it was lost in a failover.
     """
 
     def __init__(
@@ -164,14 +164,14 @@ class Sequences:
             self._forbid(copy, "the key goes back")
 
     def _judge_failed_over(self, copy: _Copy, again: SentAgain) -> None:
-        """Judge a record that was sent before a failover and again after it."""
+        """Permit or forbid a copy of a record that was sent before a failover and again after it."""
         if again.was_known:
             self._forbid(copy, "the server that took over in between knew that it was delivered")
         else:
             self._permit(copy._replace(reason=FAILED_OVER))
 
     def _take_pipelined(self, key: _KeyState, copy: _Copy) -> None:
-        """Add a copy to the run that is repeated, and end the run once it has reached the front."""
+        """Add a copy to the repeated run of its key, and end the run if the copy reaches `front`."""
         index = copy.observation.record.index
         if index > key.position + 1:
             self._end_incomplete_run(key)
@@ -181,7 +181,7 @@ class Sequences:
         self._go_on(key, index)
 
     def _go_on(self, key: _KeyState, index: int) -> None:
-        """Move a key to another record, and permit the repeated run if that is the front."""
+        """Set the key's position, and permit the copies of its repeated run if the position is `front`."""
         key.position = index
         if index == key.front:
             for repeated in key.repeated_run:
@@ -194,7 +194,7 @@ class Sequences:
         key.repeated_run.clear()
 
     def _judge_without_key(self, observation: Observation, previous: Observation) -> None:
-        """Judge a copy of a record without a key, which has no place in an order."""
+        """Permit or forbid a copy of a record without a key. Such records have no order."""
         copy = self._copy_of(observation, previous, adjacent=False)
         again = self._failover_losses.between(observation, previous)
         if again is not None:
@@ -212,7 +212,7 @@ class Sequences:
         return _Copy(observation, previous, anomaly, self._terms.reason(observation, previous))
 
     def _permit(self, copy: _Copy) -> None:
-        """Report a copy as explained, provided that a reason for it is known."""
+        """Report a copy as explained if the history has a reason for it, else as unexplained."""
         self._report(copy, explained=copy.reason is not None)
 
     def _forbid(self, copy: _Copy, why: str = "") -> None:

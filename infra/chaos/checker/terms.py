@@ -1,7 +1,7 @@
-"""Terms: the order of the leaders of each shard, and the reasons for which a leader sends a record again.
+"""Terms: the order of the leaders of each shard, and the reasons why a leader sends a record again.
 
-dual-epoch-append: a record of an old term stands behind a record of a newer term of its shard. At least once, records
-that the old term had handed to its client before the newer term began may still come; later records may not.
+dual-epoch-append: a record of an old term follows a record of a newer term of its shard. If the delivery is at least
+once, this is allowed for records that the old term handed to its client before the newer term began.
 """
 
 from bisect import bisect_left
@@ -15,11 +15,11 @@ from infra.chaos.checker.records import Observation
 from infra.chaos.history.events import Acknowledge, CheckpointWrite, MarkEvent, Purge, TermEvent, TransactionStep
 
 _REPORT_SECONDS = 10.0
-"""Longest delay of a client's failure report after readers see the records that it sent again because of it."""
+"""A client may report a failure this long after readers see the records that it sent again because of the failure."""
 
 
 class ObservedTerms:
-    """Follows terms from their beginning, and the failed or unknown answers that each got."""
+    """Stores the beginning of each term, and the times of the failed or unknown answers that the term received."""
 
     def __init__(self, promise: Promise, findings: Findings) -> None:
         self._promise = promise
@@ -29,19 +29,19 @@ class ObservedTerms:
         self._failed: dict[str, list[float]] = defaultdict(list)  # by process: its client outlives a term
 
     def term(self, event: TermEvent) -> None:
-        """Note a term's beginning; its end does not concern the records that it has sent."""
+        """Process the beginning of a term. The end of a term is ignored, because it does not affect sent records."""
         if event.type == "invoke":
             self._terms.setdefault(event.leader_id, event)
 
     def answer(self, event: Acknowledge | CheckpointWrite | MarkEvent | Purge | TransactionStep) -> None:
-        """Take in an answer: a failure or an unknown outcome is a reason to send again."""
+        """Process an answer. A failure or an unknown outcome is a reason to send a record again."""
         if event.type in {"fail", "info"}:
             self._doubts[event.leader_id].append(event.time)
             if isinstance(event, Acknowledge):
                 self._failed[event.process].append(event.time)
 
     def reason(self, copy: Observation, before: Observation) -> str | None:
-        """Return why a record was sent again after `before`: None if nothing is known that explains it."""
+        """Return the reason why a record was sent again after `before`, None if the history has no reason."""
         leader = copy.leader_id
         if leader is None or before.leader_id is None:
             return None
@@ -49,9 +49,9 @@ class ObservedTerms:
             return f"term {leader} came after term {before.leader_id}"
         doubts = self._doubts.get(leader, [])
         produced = copy.record.produced_by(leader)
-        if not produced:  # how often it was handed over was not written down
+        if not produced:  # the history does not have the times at which the record was handed over
             return f"{leader} was answered with a failure" if doubts else None
-        if len(produced) == 1 and copy.recreations > before.recreations:  # in flight as a topic is deleted
+        if len(produced) == 1 and copy.recreations > before.recreations:  # in flight when the topic was deleted
             return f"the client of {leader} sent it again, to the topic that was recreated"
         first, last = produced[0].time, produced[-1].time
         at = bisect_left(doubts, first)
@@ -60,15 +60,15 @@ class ObservedTerms:
         failed = self._failed.get(produced[0].process, [])
         at = bisect_left(failed, first)
         if len(produced) == 1 and at < len(failed) and failed[at] <= copy.stamp.time + _REPORT_SECONDS:
-            # An idempotent producer that gives one record up restarts its count. It then sends the unanswered again
-            # under a count that Kafka does not know (librdkafka's issue 4953). The record that it gives up may be of an
-            # earlier term.
+            # An idempotent producer that gives up a record restarts its sequence numbers. It then sends unanswered
+            # records again under numbers that are new to Kafka (librdkafka's issue 4953). The record that it gave up
+            # may be of an earlier term.
             return f"{leader} was answered with a failure meanwhile"
         answers = sum(acknowledged.leader_id == leader for acknowledged in copy.record.acknowledged)
         return f"{leader} had no answer" if len(produced) > answers else None
 
     def finish(self, log: ObservedLog) -> None:
-        """Find records that an old term has appended behind a newer term's."""
+        """Report records of an old term that follow a record of a newer term."""
         rank = self._rank()
         for partition in log.partitions():
             newest: dict[int, Observation] = {}

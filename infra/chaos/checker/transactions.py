@@ -1,9 +1,11 @@
-"""Transactions in Kafka: all records of a transaction are seen or none, and not before it is committed.
+"""Transactions in Kafka: committed readers see all records of a transaction or none, and none before its commit.
 
-torn-transaction: some of its records were seen by committed readers, others never. precommitted-read: a committed
-reader got a record before its leader had requested any commit since it sent it. aborted-read: it got a record of an
-aborted transaction. A record belongs to its leader's only open transaction; a leader that has several open at once, or
-has sent a record in several, leaves that record's transaction unknown, and nothing is concluded.
+torn-transaction   committed readers saw some records of a transaction, but never the others
+precommitted-read  a committed reader got a record, and its leader had requested no commit since it sent the record
+aborted-read       a committed reader got a record of an aborted transaction
+
+A record belongs to the transaction that its leader has open when it sends the record. If the leader has several open
+transactions, or sends the record in several, the record's transaction is unknown, and nothing is concluded.
 """
 
 from bisect import bisect_left
@@ -22,7 +24,7 @@ class _TransactionLifecycle:
         self.leader_id = begun.leader_id
         self.ended: TransactionStep | None = None
         self.outcome = "open"
-        """open, asked (its commit was requested, the outcome is unknown), committed or aborted."""
+        """`open`, `asked` (the commit was requested and its result is unknown), `committed` or `aborted`."""
         self.records: list[RecordLifecycle] = []
 
 
@@ -35,9 +37,9 @@ class Transactions:
         self._current: dict[str, _TransactionLifecycle] = {}
         self._open: dict[str, list[_TransactionLifecycle]] = defaultdict(list)
         self._asked: dict[str, float] = {}
-        """Time of a leader's last request to commit."""
+        """Time of each leader's last request to commit, by leader id."""
         self._ends: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        """Times and steps of a leader's requests to end a transaction; `fail` stands for a commit that failed."""
+        """Times and steps of each leader's requests to end a transaction. The step is `fail` for a failed commit."""
 
     def transaction(self, event: TransactionStep) -> None:
         current = self._current.get(event.transactional_id)
@@ -79,17 +81,18 @@ class Transactions:
             opened[0].records.append(record)
 
     def may_be_committed(self, acknowledged: Acknowledge) -> bool:
-        """Return whether its leader has requested a commit since."""
+        """Return True if the leader has requested a commit after this acknowledgement."""
         return self._asked.get(acknowledged.leader_id, float("-inf")) >= acknowledged.time
 
     def ends_in_commit(self, acknowledged: Acknowledge) -> bool:
-        """Return True if its leader's next request was a commit that did not fail. Call it at the history's end."""
+        """Return True if the leader's next request after this acknowledgement was a commit that did not fail. Call it
+        only at the end of the history."""
         ends = self._ends.get(acknowledged.leader_id, [])
         at = bisect_left(ends, (acknowledged.time, ""))
         return at < len(ends) and ends[at][1] == "commit"
 
     def seen(self, observation: Observation, event: Poll) -> None:
-        """Take in that a committed reader has seen a record, right now."""
+        """Process the first read of a record by a committed reader, at the time of the read."""
         leader = observation.leader_id
         opened = self._open.get(leader) if leader is not None else None
         if not opened:
@@ -103,7 +106,7 @@ class Transactions:
             )
 
     def finish(self) -> None:
-        """Compare the records seen of each transaction with its outcome."""
+        """Compare the outcome of each transaction with its records that were seen."""
         for lifecycle in self._lifecycles:
             sent = [record for record in lifecycle.records if len(record.produced_by(lifecycle.leader_id)) == 1]
             shown = [(record, _seen(record, lifecycle.leader_id)) for record in sent]
@@ -127,5 +130,5 @@ class Transactions:
 
 
 def _seen(record: RecordLifecycle, leader_id: str) -> Observation | None:
-    """Return the place where a committed reader saw the copy that this leader sent."""
+    """Return the place where a committed reader saw the record as sent by this leader, None if there is none."""
     return next((s for s in record.observations if s.committed and s.leader_id == leader_id), None)

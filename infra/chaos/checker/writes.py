@@ -1,4 +1,4 @@
-"""Keep account of the writes: which record belongs to which transaction, and how that ended."""
+"""Writes: the transaction of each record, and the outcome of the transaction."""
 
 from infra.chaos.checker.finding import Findings
 from infra.chaos.checker.records import RecordIndex, WriteLifecycle, make_poll, stamp
@@ -6,7 +6,7 @@ from infra.chaos.history.events import Write
 
 
 class Writes:
-    """Follows writes from their invocation to their end; a writer that never came back leaves its outcome unknown."""
+    """Follows writes from their `invoke` to their end. Without an end the outcome of a write is unknown."""
 
     def __init__(self, records: RecordIndex, findings: Findings) -> None:
         self._records = records
@@ -14,7 +14,7 @@ class Writes:
         self._open: dict[str, WriteLifecycle] = {}
 
     def write(self, event: Write) -> None:
-        """Take in the beginning or the end of a write. Its records may be known at its end only."""
+        """Process the beginning or the end of a write. Only the event of the end may have the records."""
         at = stamp(event)
         lifecycle = self._open.get(event.transaction)
         if lifecycle is None:
@@ -28,7 +28,7 @@ class Writes:
             record = self._records.get(written.event)
             if record.write is not None:
                 continue
-            if record.observations and not record.fits(written):  # read before it was written, and not the same
+            if record.observations and not record.fits(written):  # it was read before the write, with other content
                 observation = record.observations[0]
                 observation.odd = observation.shown()
                 shown = make_poll(observation.stamp, "uncommitted", observation.odd)

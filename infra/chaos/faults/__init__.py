@@ -1,4 +1,4 @@
-"""Faults of the system, each with the promise that is kept through it."""
+"""The faults that can be injected into the system, each with the promise that holds during it."""
 
 from collections.abc import Mapping
 
@@ -34,10 +34,11 @@ FAULTS: Mapping[str, Fault] = {
     **records.FAULTS,
     **topics.FAULTS,
 }
-"""By their names, as `--faults` takes them."""
+"""All faults by name; `--faults` takes these names."""
 
 
 def missing(brokers: int) -> dict[str, str]:
-    """Return the faults that the brokers suffice for and this machine does not, each with its missing requirement."""
+    """Return the faults that could be injected with this number of brokers if the machine met all requirements, each
+    with the missing requirement."""
     said = {name: fault.needs() for name, fault in FAULTS.items() if fault.brokers <= brokers}
     return {name: sentence for name, sentence in said.items() if sentence is not None}

@@ -1,4 +1,4 @@
-"""Faults of the wall clock of the leader. Its boot clock, which ends terms, stays true: it cannot be set."""
+"""Faults of the leader's wall clock. Its boot clock, by which terms end, stays correct, because it cannot be set."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping

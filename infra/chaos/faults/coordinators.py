@@ -1,4 +1,4 @@
-"""Faults of the broker that coordinates: the leader's transactions, or else the group that elects it."""
+"""Faults of the broker that coordinates the leader's transactions or, without transactions, its consumer group."""
 
 import random
 import time
@@ -38,7 +38,7 @@ def _coordinator_killed(system: System, _draw: random.Random, _write: Callable[[
 
 
 def _of_transactions(system: System, admin: AdminClient) -> int:
-    """Wait until a harvester requests the end of a transaction; return the broker of its last request."""
+    """Wait for two requests of harvesters to commit, and return the id of the broker that coordinates the second."""
     commits = _commits(system)
     next(commits)  # before the first commit there may be no coordinator
     partitions = admin.list_topics(_TRANSACTIONS, timeout=_ANSWER_SECONDS).topics[_TRANSACTIONS].partitions
@@ -46,7 +46,7 @@ def _of_transactions(system: System, admin: AdminClient) -> int:
 
 
 def _commits(system: System) -> Iterator[str]:
-    """Yield the transactional id of each transaction whose end is requested from now on, at about that time."""
+    """Yield the transactional id of each commit that a harvester requests from now on, within milliseconds of it."""
     histories = [JsonLines(member.history) for member in system.members]
     for each in histories:
         each.new()  # skips earlier events
@@ -63,7 +63,8 @@ def _commits(system: System) -> Iterator[str]:
 
 
 def _partition(name: str, partitions: int) -> int:
-    """Return where Kafka keeps a transactional id: by Java's hash of it, whose sign is dropped."""
+    """Return the partition in which Kafka stores a transactional id: the absolute value of the hash that Java computes,
+    modulo the number of partitions."""
     hashed = 0
     for unit in name.encode("ascii"):
         hashed = (31 * hashed + unit) & 0xFFFFFFFF

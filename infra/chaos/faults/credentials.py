@@ -1,4 +1,4 @@
-"""Faults of the harvesters' rights in Postgres."""
+"""Faults of the harvesters' access to Postgres."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ _SAID_SECONDS = 60.0
 
 @contextmanager
 def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """The rights on all tables; or the password, or the right to log in, and with either the sessions that are open."""
+    """Revoke the grants on all tables, or change the password, or forbid the login. The last two end open sessions."""
     role = system.role
     revocations = (
         (role.revoke, role.grant),

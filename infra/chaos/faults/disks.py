@@ -19,14 +19,14 @@ _NO_ROOM = b"No space left on device"
 _NOTICE_SECONDS = 60.0
 _WAL_TOO = 0.5
 _MOST_SEGMENTS = 100
-"""More than a server keeps of its used segments, to use them again."""
+"""More WAL segments than a server keeps for reuse."""
 
 _disks: dict[Path, Disk] = {}
 
 
 @contextmanager
 def _on_disks(system: System) -> Iterator[None]:
-    """Give every server a file system of its own."""
+    """Give every server its own file system."""
     folders = [system.postgres.folder, *map(system.kafka.data, range(1, len(system.kafka.brokers) + 1))]
     with own_mounts():
         for folder in folders:
@@ -44,7 +44,7 @@ def _add(folder: Path) -> None:
 
 @contextmanager
 def _postgres_full(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """Tables cannot grow, and half of the times the log cannot go on either, which ends the server."""
+    """Fill the disk of Postgres: tables cannot grow. Half of the time its WAL cannot grow either; the server ends."""
     disk, log = _disks[system.postgres.folder], system.postgres.log
     seen = log.stat().st_size
     disk.fill()
@@ -59,7 +59,7 @@ def _postgres_full(system: System, draw: random.Random, _write: Callable[[], Wri
 
 
 def _await_answers(system: System) -> None:
-    """Wait until Postgres answers, and start it if it has given up."""
+    """Wait until Postgres answers, and start it if it has ended."""
     postgres = system.postgres
 
     def answers() -> bool:
@@ -79,7 +79,8 @@ def _await_answers(system: System) -> None:
 
 
 def _want_segments(system: System) -> None:
-    """Make it begin segments of its log until it has no more; a failure, or its end, is the fault."""
+    """Make Postgres begin new WAL segments until it has no space for another; the failure or the end of the server is
+    the wanted fault."""
     try:
         with psycopg.connect(system.dsn, autocommit=True) as connection:
             for _ in range(_MOST_SEGMENTS):
@@ -91,7 +92,7 @@ def _want_segments(system: System) -> None:
 
 @contextmanager
 def _broker_full(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """A broker without any folder that it can write to gives up."""
+    """Fill the disk of a broker: a broker ends if it can write to none of its folders."""
     number = draw.randint(1, len(system.kafka.brokers))
     disk, broker = _disks[system.kafka.data(number)], system.kafka.brokers[number - 1]
     seen = broker.log.stat().st_size
@@ -101,13 +102,13 @@ def _broker_full(system: System, draw: random.Random, _write: Callable[[], Writi
         yield
     finally:
         disk.empty()
-        broker.kill()  # it may be on its way out
+        broker.kill()  # it may be about to end
         system.kafka.start_broker(number)
         system.await_cluster()
 
 
 def _await_noticed(log: Path, seen: int) -> None:
-    """Wait until a server logs that it has no room."""
+    """Wait until a server logs, after the first `seen` bytes of its log, that no space is left."""
     said = b""
     with log.open("rb") as file:
         file.seek(seen)

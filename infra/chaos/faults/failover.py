@@ -1,8 +1,8 @@
-"""Faults after which another Postgres is the primary: a standby that was copied and followed, and is promoted.
+"""Faults after which another Postgres is the primary: the primary is killed, and a streaming standby is promoted.
 
-The first kind of standby has all committed rows. The second lacks the tail: its missing records are queried and
-noted before another session reaches it, and harvesters that halt on it are started again, after the command in the
-error.
+A synchronous standby has all committed rows. An asynchronous standby lacks the last rows: the missing records are
+queried and noted before any harvester or writer reaches the standby. Harvesters that halt because of the failover are
+started again, after the command that their error names was run.
 """
 
 import json
@@ -87,7 +87,7 @@ def _failover(state: str) -> Injection:
 
 
 def _standby(system: System, state: str) -> PostgresServer:
-    """Return a standby that follows the primary, which waits for it before it answers a commit if it is to."""
+    """Return a new standby that streams from the primary. With the state `sync`, each commit waits for the standby."""
     new = PostgresServer(system.folder / f"standby-{len(system.servers)}")
     system.servers.append(new)
     system.make_room(new.folder)
@@ -100,14 +100,14 @@ def _standby(system: System, state: str) -> PostgresServer:
         try:
             _await(lambda: connection.execute(_FOLLOWS, (_NAME,)).fetchone() == (state,), "the standby does not follow")
         except StackError:
-            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # or no commit would ever be answered
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # else every commit would wait forever
             connection.execute("SELECT pg_reload_conf()")
             raise
     return new
 
 
 def _fall_behind(primary: PostgresServer) -> None:
-    """Stop the log to the standby, until the server is killed."""
+    """Freeze the processes that send the WAL to the standby. They stay frozen until the server is killed."""
     senders = [
         process
         for process in psutil.Process(primary.pid).children()
@@ -120,8 +120,8 @@ def _fall_behind(primary: PostgresServer) -> None:
 
 
 def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
-    """Promote a standby that has fallen behind, and record its missing events and its backlog. The primary
-    is gone since `since`."""
+    """Promote a standby that lacks the last transactions, and record its missing events, its backlog and its
+    checkpoints. The primary was killed at `since`."""
     at, asked = boot_seconds(), _asked_for(system)
     new.promote()
     with psycopg.connect(new.dsn, autocommit=True) as connection:
@@ -143,13 +143,13 @@ def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
 
 
 def backlog_of(connection: psycopg.Connection[Any], mode: SystemMode) -> set[str]:
-    """Return the events to be delivered, parked events among them, as far as the server knows."""
+    """Return the events that are undelivered according to the data of this server, parked events included."""
     find = _MARKED if mode.source == "mark" else _READ.format(passed=_PASSED[mode.source])
     return {json.loads(value)["event"] for (value,) in connection.execute(find)}
 
 
 def _asked_for(system: System) -> set[str]:
-    """Return the events whose commit writers have requested from a server, and that did not certainly fail."""
+    """Return the events whose commit a writer has requested, without those whose write certainly failed."""
     asked: set[str] = set()
     for event in read_history([system.history / "writers.jsonl"], on_bad=lambda _line: None):
         if isinstance(event, Write):
@@ -159,10 +159,11 @@ def _asked_for(system: System) -> set[str]:
 
 
 def _bring_back(system: System) -> None:
-    """Run the command in the harvesters' error and start them again, until a harvester goes on from the new primary."""
+    """Run the command that the error of the halted harvesters names, and restart these harvesters, until a harvester
+    stores a checkpoint on the new primary."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
-        is_rewound = system.mode.delivery != "transactional"  # else the checkpoint that counts is not the server's
+        is_rewound = system.mode.delivery != "transactional"  # with transactions only the checkpoint in Kafka counts
 
         def goes_on() -> bool:
             nonlocal is_rewound
@@ -192,6 +193,6 @@ FAULTS: Mapping[str, Fault] = {
         promise="the new primary's records are delivered; a harvester that knew more halts with an error",
         inject=_failover("async"),
         seconds=(1, 4),
-        fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so records after it repeat
+        fits=lambda mode: mode.delivery != "sequenced",  # the standby's checkpoint is older: records repeat
     ),
 }

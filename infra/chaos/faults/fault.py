@@ -1,4 +1,4 @@
-"""Definition of a fault."""
+"""The class of a fault, and the types of its parts."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from infra.chaos.system import SESSION_SECONDS, System, SystemMode
 from infra.chaos.writing import Writing
 
 Injection = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
-"""A context: the fault begins on entry and has been undone on exit. The caller decides how long it lasts. It gets the
-system, a random generator, and a function that begins a transaction that the history follows."""
+"""Returns a context: entering it begins the fault, leaving it undoes the fault. The caller decides the duration. The
+arguments are the system, a random generator, and a function that makes a recorded transaction."""
 
 SLOW_SECONDS = 15.0
-"""Allowance for a machine that has much else to do."""
+"""Additional time for a loaded machine."""
 REPLACED = (SESSION_SECONDS + 1, SESSION_SECONDS + 6)
-"""Long enough that another harvester leads meanwhile."""
+"""Least and greatest duration of a fault during which another harvester must begin to lead."""
 replaced = led_within(SESSION_SECONDS + SLOW_SECONDS)
-"""Check that another harvester leads within the session timeout, however the leader is elected."""
+"""Check that another harvester leads within the session timeout plus `SLOW_SECONDS`, under either election."""
 
 
 Needs = Callable[[], str | None]
-"""Returns what the machine lacks for a fault and how to get it, in a sentence; None where it lacks nothing."""
+"""Returns a sentence with the requirement that the machine lacks and how to get it; None if it lacks nothing."""
 
 Prepare = Callable[[System], AbstractContextManager[None]]
-"""A context around everything the system does: entered before it starts, left when all of it has ended."""
+"""Returns a context that is entered before the system starts, and left when all its processes have ended."""
 
 
 def _nothing() -> None:
@@ -42,9 +42,9 @@ def _any(_mode: SystemMode) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong. `seconds` is its least and its greatest duration; `brokers` the number it takes;
-    `needs` returns a requirement that the machine lacks, and `prepare` prepares the system for it; `fits` selects the
-    modes that it concerns, and `checks` cover what the checker of histories does not."""
+    """A fault. `seconds` is its least and its greatest duration, and `brokers` the number of brokers that it requires.
+    `needs` returns a requirement that the machine lacks. `prepare` prepares the system for the fault. `fits` returns
+    True for the modes in which it is injected. `checks` check promises that the checker of histories does not cover."""
 
     promise: str
     inject: Injection

@@ -1,4 +1,4 @@
-"""Faults of the process that leads."""
+"""Faults of harvester processes: of the leader, or of the whole pool."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping

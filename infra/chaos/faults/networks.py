@@ -1,4 +1,4 @@
-"""Faults of the leader's network: packets are lost or late, and connections are left to find out by themselves."""
+"""Faults of the leader's network: packets are lost or delayed, and no connection is closed."""
 
 import functools
 import random
@@ -17,7 +17,7 @@ from infra.chaos.writing import Writing
 
 @contextmanager
 def _on_network_paths(system: System) -> Iterator[None]:
-    """Put every harvester into a network of its own."""
+    """Put every harvester into its own network."""
     with network_paths(len(system.members)) as made:
         system.move_members(made)
         yield
@@ -39,7 +39,7 @@ def _leader(do: Callable[[NetworkPath], None]) -> Injection:
 
 @functools.cache
 def _shaping_lacking(do: Callable[[NetworkPath], None]) -> str | None:
-    """Return the reason why packets cannot be slowed down in this way, None if they can."""
+    """Return the reason why `do` cannot shape packets on this machine, None if it can."""
     if lacking := networks_lacking():
         return lacking
     with network_paths(1) as (path,):

@@ -38,7 +38,7 @@ def _backends_killed(system: System, _draw: random.Random, _write: Callable[[], 
 
 @contextmanager
 def _writer_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """A transaction that has written stays idle, and commits in the end."""
+    """A transaction writes a record, stays idle during the fault, and commits at its end."""
     writing = write()
     with psycopg.connect(system.dsn) as connection:
         writing.write(connection, [f"slow-{draw.randint(1, SLOW_KEYS)}"])
@@ -52,7 +52,7 @@ def _writer_left_open(system: System, draw: random.Random, write: Callable[[], W
 
 @contextmanager
 def _prepared_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """A transaction is prepared, and committed much later by another session."""
+    """A transaction writes a record and is prepared. It is committed at the end of the fault."""
     writing = write()
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         connection.execute("BEGIN")

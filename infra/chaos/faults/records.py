@@ -18,7 +18,7 @@ from infra.chaos.writing import SLOW_KEYS, Writing
 from infra.waiting import until
 
 _LIMIT_BYTES = 300_000
-"""Batches that waited for a while stay below it."""
+"""Size limit of the topic during the fault. Batches of ordinary records stay below it, even after a wait."""
 _LARGE_BYTES = 400_000
 _LIMIT = "max.message.bytes"
 _ANSWER_SECONDS = 10
@@ -27,8 +27,8 @@ _PARKED_SECONDS = 60.0
 
 @contextmanager
 def _record_too_large(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """A key has a record that the topic refuses, and another record behind it. Then the topic accepts it after all, or
-    it is dropped."""
+    """Write a record that is too large for the topic, and another record of its key. Both are parked. At the end of
+    the fault the limit is removed, and the large record is either retried or dropped."""
     _set_limit(system, ConfigEntry(_LIMIT, str(_LIMIT_BYTES), incremental_operation=AlterConfigOpType.SET))
     key = f"slow-{draw.randint(1, SLOW_KEYS)}"
     large = _write(system, write(), key, base64.b64encode(draw.randbytes(_LARGE_BYTES)).decode())
@@ -49,7 +49,7 @@ def _record_too_large(system: System, draw: random.Random, write: Callable[[], W
 
 
 def _write(system: System, writing: Writing, key: str, padding: str) -> tuple[str, ...]:
-    """Commit a record, and return its event."""
+    """Commit a record of the key, and return its event id in a tuple."""
     with psycopg.connect(system.dsn) as connection:
         writing.write(connection, [key], padding)
         writing.begin_end()

@@ -1,7 +1,7 @@
-"""Faults of the topic that records go to: an operator deletes it and creates it again under its name.
+"""Faults of the topic of the records: an operator deletes it and creates it again under the same name.
 
-Records that were not read are gone. The follower has read all records that were answered until a short time before,
-so that only later writes can be gone; acknowledged records that the follower did not get are noted.
+Unread records are lost. Just before the deletion, the follower has read all records whose commit was confirmed, so only
+later writes can be lost. Records that Kafka acknowledged and the follower did not read are noted as lost.
 """
 
 import random
@@ -27,7 +27,7 @@ _READY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _OF_RECORDS = (b'{"kind":"produce"', b'{"kind":"acknowledge"')
 _BELIEVED_SECONDS = 6.0
-"""A harvester believes for 5 s that there is no such topic."""
+"""Longer than the 5 s for which a harvester caches that a topic does not exist."""
 
 
 @contextmanager
@@ -50,14 +50,14 @@ def _topic_recreated(system: System, _draw: random.Random, _write: Callable[[], 
 
 
 def _delete(system: System) -> None:
-    """Delete the topic, and wait until no broker knows it."""
+    """Delete the topic, and wait until no broker lists it."""
     admin = AdminClient({"bootstrap.servers": system.kafka.bootstrap_servers, "log_level": 0})
     admin.delete_topics([TOPIC], request_timeout=_ANSWER_SECONDS)[TOPIC].result()
     _await(lambda: not any(_knows(server) for server in system.kafka.bootstrap_servers.split(",")), "it is still there")
 
 
 def _knows(server: str) -> bool:
-    """Return True if a broker, queried by itself, knows the topic or does not answer."""
+    """Return True if this broker lists the topic or does not answer."""
     admin = AdminClient({"bootstrap.servers": server, "log_level": 0})
     try:
         return TOPIC in admin.list_topics(timeout=_ANSWER_SECONDS).topics
@@ -66,13 +66,13 @@ def _knows(server: str) -> bool:
 
 
 def _go_on(system: System) -> None:
-    """Retry records that were parked for want of a topic, until a harvester delivers and none can think any more that
-    there is no topic."""
+    """Retry records that were parked because the topic was missing, until none is parked, a harvester delivers, and no
+    harvester can still have the missing topic in its cache."""
     believed = Deadline(_BELIEVED_SECONDS)
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def goes_on() -> bool:
-            is_over = believed.passed and system.following.reader.has_read  # read before it is counted
+            is_over = believed.passed and system.following.reader.has_read  # evaluated before the count
             if count(system.mode, connection):
                 retry_all(system)
                 return False
@@ -82,7 +82,7 @@ def _go_on(system: System) -> None:
 
 
 def acknowledged(history: Path, since: float, by: float) -> set[str]:
-    """Return the events that Kafka acknowledged to harvesters between these times, by the boot clock."""
+    """Return the events that Kafka acknowledged to harvesters from `since` on and before `by`, by the boot clock."""
     found: set[str] = set()
     for file in history.glob("harvester-*.jsonl"):
         events: dict[int, str] = {}
@@ -95,11 +95,11 @@ def acknowledged(history: Path, since: float, by: float) -> set[str]:
 
 
 def _told(file: Path) -> Iterator[Event]:
-    """Yield the events of single records in a history, and skip other events at no cost."""
+    """Yield the `produce` and `acknowledge` events of a history. Other lines are skipped without parsing."""
     with file.open("rb") as lines:
         for line in lines:
             if line.startswith(_OF_RECORDS):
-                with suppress(ValueError):  # a killed harvester may leave half a line
+                with suppress(ValueError):  # a killed harvester may leave an incomplete line
                     yield from_line(line)
 
 

@@ -1,4 +1,4 @@
-"""A history: operations on the system and their outcomes, as events in files of JSON lines."""
+"""A history: operations on the system and their results, as events in files of JSON lines."""
 
 from infra.chaos.history.events import Effect
 from infra.chaos.history.reader import read_history

@@ -1,7 +1,7 @@
 """Events of a history: operations on the system, each with its process, time and outcome.
 
-An operation is an `invoke` and, if its end is known, one of `ok`, `fail` (it certainly had no effect) and `info`
-(unknown). All processes of a history run on one machine, so that `time` can be compared between them.
+An operation is an `invoke` event and, if it was answered, a second event: `ok`, `fail` (it certainly had no effect) or
+`info` (the result is unknown). All processes of a history run on the same machine, so their `time` values compare.
 """
 
 import time as clocks
@@ -17,7 +17,7 @@ Isolation = Literal["committed", "uncommitted"]
 
 
 class WrittenRecord(NamedTuple):
-    """A record of the outbox as its writer made it. `seq` counts its key's records in the order of their commits."""
+    """A record of the outbox as its writer made it. `seq` numbers the records of its key in commit order."""
 
     event: str
     topic: str
@@ -27,7 +27,7 @@ class WrittenRecord(NamedTuple):
 
 
 class PolledRecord(NamedTuple):
-    """A record as a consumer got it. `id` and `leader_id` come from the `harvest` header, None without it."""
+    """A record as a consumer got it. `id` and `leader_id` come from the `harvest` header; None without the header."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class ReadPosition(NamedTuple):
 
 
 class StoredCheckpoint(NamedTuple):
-    """The checkpoint that a server has of a subscription's shard."""
+    """The checkpoint of a subscription's shard that a Postgres server has."""
 
     subscription: str
     shard: int
@@ -59,7 +59,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Fields of all events. `time` is the boot clock's, `wall` Unix time, both in seconds."""
+    """Fields of all events. `time` is the boot clock and `wall` is Unix time, both in seconds."""
 
     kind: ClassVar[str]
     type: EventType
@@ -67,12 +67,12 @@ class Event:
     time: float = field(default_factory=boot_seconds)
     wall: float = field(default_factory=clocks.time)
     number: int | None = None
-    """Number of the operation that is answered, where several of a process are open."""
+    """Number of the operation, which tells several open operations of a process apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write(Event):
-    """A transaction that writes records to the outbox. `fail`: certainly rolled back."""
+    """A transaction that writes records to the outbox. `fail` means that it was certainly rolled back."""
 
     kind = "write"
     transaction: str
@@ -81,7 +81,7 @@ class Write(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermEvent(Event):
-    """A leader begins to act (`invoke`) and has ended (`ok`)."""
+    """The term of a leader begins (`invoke`) or has ended (`ok`)."""
 
     kind = "term"
     leader_id: str
@@ -110,7 +110,8 @@ class Produce(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge(Event):
-    """The client reports a record. A failed or unknown record has a reason, and may have no place in the log."""
+    """The client reports the result of a send. If it is a failure or unknown, the event has a reason and may have no
+    offset."""
 
     kind = "acknowledge"
     leader_id: str
@@ -133,7 +134,7 @@ class TransactionStep(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge(Event):
-    """A leader has deleted rows, `count` of them really."""
+    """A leader has deleted the rows of `ids`. `count` is the number of deleted rows."""
 
     kind = "purge"
     leader_id: str
@@ -152,7 +153,7 @@ class Reset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWrite(Event):
-    """A checkpoint was stored, or refused (`fail`). `number` rises with each of a generation."""
+    """A checkpoint was stored, or refused (`fail`). `number` rises with each checkpoint of a generation."""
 
     kind = "checkpoint"
     subscription: str
@@ -173,7 +174,7 @@ class Poll(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(Event):
-    """A consumer was given partitions, or went to another place in them: its earlier reads do not count for them."""
+    """A consumer was assigned partitions or has sought in them. Its earlier reads of these partitions do not count."""
 
     kind = "assign"
     partitions: tuple[ReadPosition, ...]
@@ -190,7 +191,7 @@ class Effect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Park(Event):
-    """Records were parked, themselves or behind a parked record; or operators retried them; or dropped them."""
+    """Records were parked, or held behind a parked record (both: `park`), or an operator retried or dropped them."""
 
     kind = "park"
     step: Literal["park", "retry", "drop"]
@@ -199,10 +200,10 @@ class Park(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverLoss(Event):
-    """A failover to a server that lacks the newest transactions: the writes of `events`, and purges and checkpoints.
+    """A failover to a server that lacks the newest transactions: writes, named in `events`, purges and checkpoints.
 
-    The old server is gone since `since`. `backlog` are the records that the new server has and, as far as it knows, are
-    still to be delivered.
+    The old server ended at `since`. `backlog` has the records that the new server has and that are undelivered
+    according to its data.
     """
 
     kind = "failover"
@@ -214,10 +215,10 @@ class FailoverLoss(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecreatedTopic(Event):
-    """A topic was deleted, and has just been recreated; no record can have been written to it yet.
+    """A topic was deleted and has just been recreated, so that no record can have been written to the new topic yet.
 
-    `events` were lost with the old topic: Kafka had acknowledged them, and they were not read. All records that were
-    answered by `since` had been read before.
+    `events` were lost with the old topic: Kafka had acknowledged them, and they were not read. All records whose commit
+    was confirmed by `since` had been read before the deletion.
     """
 
     kind = "recreate"
@@ -228,7 +229,7 @@ class RecreatedTopic(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent(Event):
-    """A fault injected into the system. For information: no verdict rests on it."""
+    """A fault that was injected into the system. It is for information only; the checker does not use it."""
 
     kind = "fault"
     fault: str

@@ -1,4 +1,4 @@
-"""An event is a line of JSON. Its fields are checked, down to their types; unknown fields are ignored."""
+"""Events as lines of JSON. Fields and their types are checked; unknown fields are ignored."""
 
 import json
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from typing_extensions import TypedDict  # comes with pydantic, which needs it b
 from infra.chaos.history.events import KINDS, Event, Poll, Write
 
 _NULLABLE = frozenset({"epoch"})
-"""Fields that are written as null; other fields are left out where they are None."""
+"""Fields that are written as null if they are None; other fields are then left out."""
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
-"""Error types of pydantic's releases for a field that a NamedTuple does not have."""
+"""Types of the errors by which pydantic, depending on its release, reports an unknown field of a NamedTuple."""
 
 
 def to_line(event: Event) -> str:
-    """Return the event as a line, with its end."""
+    """Return the event as a line of JSON, with a newline at its end."""
     return json.dumps(to_document(event), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -46,7 +46,7 @@ def from_line(line: str | bytes) -> Event:
 
 
 def _without_unknown(line: str | bytes, errors: list[ErrorDetails]) -> dict[str, Any]:
-    """Return the values of a line but for fields of its records that are not known, if nothing else is wrong."""
+    """Return the values of a line without unknown fields of its records. Raises ValueError for any other error."""
     for error in errors:
         if error["type"] not in _UNKNOWN:
             raise ValueError(_complaint(error))
@@ -70,7 +70,7 @@ def _complaint(error: ErrorDetails) -> str:
             return f"unknown kind {kind!r}"
         case "json_invalid":
             return error["msg"]
-        case "missing" if len(error["loc"]) == 2:  # noqa: PLR2004 - the kind, and a field of its own
+        case "missing" if len(error["loc"]) == 2:  # noqa: PLR2004 - the kind, and a field of the event
             return f"field `{error['loc'][1]}` is missing"
     _, *path = error["loc"] or ("",)
     if not path:
@@ -80,9 +80,9 @@ def _complaint(error: ErrorDetails) -> str:
 
 
 def _line_of(kind: type[Event]) -> Any:
-    """Return the type of a kind's lines: the fields of the event; fields with a default may be missing.
+    """Return the type of the lines of an event class: its fields. Fields with a default may be missing in a line.
 
-    The times have a default only for code that makes an event: a line must have them.
+    `time` and `wall` have default factories only for code that makes an event; a line must have both.
     """
     hints = get_type_hints(kind)
     types: dict[str, Any] = {"kind": Literal[kind.kind]}

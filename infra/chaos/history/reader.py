@@ -1,6 +1,6 @@
-"""Read the files of a history as a single stream, in the order of time, whatever their size.
+"""Reads the files of a history as a single stream in the order of time. Memory does not grow with the files.
 
-A bad line costs itself only: it is reported to the caller with its file and number.
+A bad line is reported to the caller with its file and number, and only this line is lost.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +13,14 @@ from infra.chaos.history.events import Event
 from infra.chaos.history.lines import from_line
 
 _LATE_EVENTS = 1_024
-"""Threads stamp an event before they queue for the file: a line may stand this number of lines too late."""
+"""A line may be this number of lines too late, because threads stamp an event before they queue for the file."""
 
 _Entry = tuple[float, int, int, Event]
-"""Time, number of the file, of the line: no two are equal, so events are never compared."""
+"""Time, file number, line number and event. Two entries differ in the numbers, so events are never compared."""
 
 
 class BadLine(NamedTuple):
-    """A line that could not be taken as it stands."""
+    """A line that is no valid event, or whose time is out of order."""
 
     file: Path
     line: int
@@ -31,10 +31,10 @@ class BadLine(NamedTuple):
 
 
 def read_history(files: Sequence[Path], *, on_bad: Callable[[BadLine], None]) -> Iterator[Event]:
-    """Yield the events of `files`, oldest first; events of the same time in the order of their lines.
+    """Yield the events of `files`, oldest first; events of the same time are in the order of files and lines.
 
-    `on_bad` gets each line that is no event, and each line whose time is so far before the lines above it that it
-    can no longer be put in order (it is yielded all the same). Raises OSError for a file that cannot be read.
+    `on_bad` gets each line that is no event. It also gets each line that comes too late to be put in order; the event
+    of such a line is yielded nevertheless. Raises OSError for a file that cannot be read.
     """
     streams = [_in_order(file, number, on_bad) for number, file in enumerate(files)]
     for entry in streams[0] if len(streams) == 1 else merge(*streams):

@@ -1,4 +1,4 @@
-"""Append events to a file: one file for each process, one line for each event."""
+"""Appends events to a file: each process has a file, and each event is a line."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,11 @@ from infra.chaos.history.lines import to_line
 
 
 class HistoryWriter:
-    """Writes the history of a process; any of its threads may append.
+    """Writes the history of a process. Any thread may call `append`.
 
-    A line is with the operating system when `append` returns: it outlives the process, however that ends. A file that
-    is there already is gone on with, behind the torn last line that a killed process may have left.
+    When `append` returns, the operating system has the line, so the line survives the process, however the process
+    ends. If the file exists, new lines are appended. An incomplete last line, which a killed process may have left, is
+    ended first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +39,7 @@ class HistoryWriter:
             left = left[self._file.write(left) :]
 
     def close(self) -> None:
-        """Close the file; nothing can be appended any more."""
+        """Close the file. `append` raises ValueError afterwards."""
         with self._lock:
             self._file.close()
 
