@@ -40,7 +40,7 @@ except ImportError:  # Spark 4.0 has a single class for Arrow, also for streams
 _PAUSE_SECONDS = 0.5
 _PLAN_SECONDS = 5
 _COMMIT_SECONDS = 30
-"""Seconds for which the driver reconnects after a lost connection. Planning or promoting twice is harmless."""
+"""For how long the driver tries to reconnect after a lost connection. Planning or promoting twice is harmless."""
 
 
 _Done = TypeVar("_Done")
@@ -48,13 +48,13 @@ _Done = TypeVar("_Done")
 
 @dataclass(frozen=True, slots=True)
 class StagedPartition(WriterCommitMessage):
-    """The message of a task."""
+    """The commit message of a task: the attempt under which it has staged its rows."""
 
     staged: NamedAttempt
 
 
 class _Writer:
-    """Common part of both writers. It is pickled: from the driver to the tasks, and of a batch to `commit`."""
+    """The common part of both writers. Spark pickles a writer for the tasks, and a batch's writer also for `commit`."""
 
     def __init__(
         self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool, streaming: bool
@@ -87,7 +87,7 @@ class _Writer:
             self._run = new_run(connection)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition's rows and name them."""
+        """Stage the rows of a partition; return the message with their attempt."""
         context = TaskContext.get()
         assert context is not None  # noqa: S101 - Spark calls it in a task
         staged = Staged(batch=self._label, run=self._run)
@@ -112,8 +112,7 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the rows staged by tasks, as far as they reported them; the next promotion of the name removes the
-        rest."""
+        """Delete the staged rows of tasks that sent a message. The next promotion of the same name deletes the rest."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
@@ -141,7 +140,7 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
             sys.stdout.write(described(self.plan, self._label) + "\n")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition's rows and name them."""
+        """Stage the rows of a partition; return the message with their attempt."""
         return WriterCommitMessage() if self.options.dry_run else super().write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
