@@ -19,7 +19,7 @@ MUST_BE_ZERO = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSummary:
-    """The numbers of an audit, named as the columns of the table are."""
+    """The numbers of an audit, with the names of the table's columns."""
 
     audit_id: str
     at: datetime
@@ -68,12 +68,12 @@ class AuditSummary:
 
     @property
     def anomalies(self) -> tuple[str, ...]:
-        """The counts that must be zero and are not."""
+        """The names of the counts in MUST_BE_ZERO that are not zero."""
         return tuple(name for name in MUST_BE_ZERO if getattr(self, name))
 
     @property
     def ok(self) -> bool:
-        """True if committed records were found, and every count that must be zero is."""
+        """True if committed records were found, and all counts in MUST_BE_ZERO are zero."""
         return not self.is_empty and not self.anomalies
 
     def nothing_checked(self, allow: str) -> NothingChecked:

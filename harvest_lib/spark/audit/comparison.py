@@ -331,7 +331,7 @@ def findings(
 
 
 def lowest(found: DataFrame, *, most: int) -> DataFrame:
-    """Return the lowest findings of each kind, `most` of each."""
+    """Return the findings with the lowest ids, at most `most` of each kind."""
     kinds = Window.partitionBy("kind").orderBy(*_ORDER)
     return found.withColumn("number", F.row_number().over(kinds)).where(F.col("number") <= most).drop("number")
 

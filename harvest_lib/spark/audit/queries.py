@@ -15,7 +15,7 @@ EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::fl
 
 
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
-    """Return the first statements of a session of Spark. It is in a transaction then, because it fetches in portions.
+    """Return the first statements of a session that Spark opens, in a transaction, as Spark fetches rows in portions.
 
     Unless `policies_apply` (and were found to show all rows), a query that a policy would filter is an error. Nested
     loops are off: if statistics still show an empty ledger, a nested loop would compare each row with each.

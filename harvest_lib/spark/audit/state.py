@@ -102,7 +102,8 @@ class AuditState:
         return self._folder / str(self._generation)
 
     def save(self, mark: Mark, numbers: Mapping[str, int]) -> None:
-        """Make the files of this audit the state, and delete files that are no longer needed."""
+        """Write the manifest, which makes the files of this audit part of the state. Delete files without a further
+        use."""
         generations = [*self._kept, self._generation]
         body = {
             "whose": asdict(self._whose),

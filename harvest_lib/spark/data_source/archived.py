@@ -41,7 +41,7 @@ def plan_archived(
 ) -> list[ArchivedPartition]:
     """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
 
-    Raises ArchiveError if the archive belongs to another outbox, or lacks a segment that is gone.
+    Raises ArchiveError if the archive belongs to another outbox, or lacks a dropped segment.
     """
     files, placed = ArchiveFiles(url), outbox.placed(connection)
     files.require(str(identity_of(connection, placed.identifier)), str(placed))

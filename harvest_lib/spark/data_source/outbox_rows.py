@@ -1,4 +1,4 @@
-"""The rows of an outbox for Spark: rows that a snapshot sees in ranges of ids, with a check that all are still there.
+"""The rows of an outbox for Spark: rows in ranges of ids that a snapshot sees, and the check that no row was lost.
 
 `SnapshotSource` reads the rows page by page: no transaction stays open, so Spark holds up nothing in Postgres. Each
 task gets its snapshots as text. After a task has read its rows it checks that their segments are still attached. If a
@@ -144,7 +144,7 @@ def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
 
 
 def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, ascending by id within each of its windows."""
+    """Yield the rows of a partition, ascending by id within each window."""
     arrow = to_arrow_schema(schema)
     if not part.windows:
         yield from (_batch(rows, arrow) for rows in _all_now(options) if rows)

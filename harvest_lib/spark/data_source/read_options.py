@@ -69,7 +69,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
-        """Return the options after a check. Their names are case-insensitive. Raises ConfigError."""
+        """Check the options and return them. Option names are case-insensitive. Raises ConfigError."""
         known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
         names = {name.lower(): name for name in known}
         given: dict[str, str] = {}

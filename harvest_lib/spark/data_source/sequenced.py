@@ -1,7 +1,7 @@
 """Committed messages of `delivery: sequenced`, found by SQL as `harvest_lib.consume.Sequencer` finds them.
 
     with_ids ─► producer, clock and flag of each message ─► decided ─► is it committed, and by which message?
-                                                               └─► carried: the start of the next reader
+                                                               └─► carried: the first rows of the next reader
 
 No Python runs for a message; windows by producer spill to disk.
 """

@@ -1,7 +1,7 @@
-"""The writers of the data source: a task stages its partition, and the driver promotes the attempts in their messages.
+"""The writers of the data source: a task stages its partition, and the driver promotes the attempts of the tasks.
 
 1. planning, in a Python worker of the driver: options and tables are checked, the run gets its id
-2. `write`, in a task: rows are appended to the staging table in a transaction, which the message names
+2. `write`, in a task: a transaction appends rows to the staging table, and the task's message names that attempt
 3. `commit`, in another worker of the driver: `promote` writes exactly the attempts in the messages, as the batch
 
 Only `commit` learns the number of a micro-batch. A micro-batch that Spark repeats is staged again under another run,
@@ -144,7 +144,8 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
         return WriterCommitMessage() if self.options.dry_run else super().write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Promote the batch, or find it promoted. Raises BatchConflict, RecordError, EmptyBatch, PromotionRefused."""
+        """Promote the batch unless it is in the ledger. Raises BatchConflict, RecordError, EmptyBatch or
+        PromotionRefused."""
         if self.options.dry_run:
             return
         if self._promote(messages, self.options.name) is None and not self.options.allow_empty:
@@ -160,7 +161,7 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
 
 
 class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes a stream: a micro-batch is a batch, known by the option `stream` and its number."""
+    """Writes a stream. A micro-batch is a batch, whose id is the option `stream` and the micro-batch's number."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite, streaming=True)
@@ -173,7 +174,7 @@ class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Promote the micro-batch, or find it promoted. Raises BatchConflict, RecordError, PromotionRefused."""
+        """Promote the micro-batch unless it is in the ledger. Raises BatchConflict, RecordError or PromotionRefused."""
         self._promote(messages, f"{self.options.name}:{batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - Spark's signature

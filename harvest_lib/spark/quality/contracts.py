@@ -85,7 +85,7 @@ class ColumnContract:
     most: int | None = None
 
     def checks(self) -> dict[str, Any]:
-        """Return the limits as pandera's `Field` takes them, for pandas and Spark alike."""
+        """Return the limits as arguments of pandera's `Field`, for pandas and Spark alike."""
         if self.kind == "text":
             limits = {"min_value": self.least, "max_value": self.most}
             return {"str_length": limits} if limits != {"min_value": None, "max_value": None} else {}

@@ -1,4 +1,4 @@
-"""Progress of a running replay: the ids that its parts have committed, as a share of all."""
+"""The progress of a running replay: the ids that its parts have committed, as a share of all ids."""
 
 import threading
 from collections.abc import Callable, Iterator

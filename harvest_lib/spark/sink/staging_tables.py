@@ -29,7 +29,7 @@ class Staged:
     named: Mapping[int, tuple[str, int]] | None = None
 
     def dead(self) -> tuple[sql.SQL, dict[str, object]]:
-        """Return the SQL condition of rows that nobody needs after this batch's promotion, and its bound values."""
+        """Return the SQL condition of rows that are not needed after this batch's promotion, and its bound values."""
         if self.named is None:
             return sql.SQL(queries.DEAD_OF_BATCH), {"batch": self.batch}
         oldest = UUID(int=max(UUID(self.run).int - (_KEPT_MILLISECONDS << 80), 0))

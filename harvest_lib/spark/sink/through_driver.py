@@ -1,4 +1,4 @@
-"""Records into the outbox by a single COPY of the driver, without staging.
+"""Writes records into the outbox by a single COPY of the driver, without staging.
 
     partitions ─► tasks encode rows ─► driver reads each partition whole, in order ─► one COPY ─► ledger, commit
 
