@@ -32,7 +32,7 @@ class DaemonRun:
     changed_at: float
     began_at: float | None = None
     has_worked: bool = False
-    """True if it has delivered for `healthy_after_working_seconds`."""
+    """True if the run has delivered for `healthy_after_working_seconds`."""
     version: str | None = None
     """Version of the library and digest of the configuration, both as of the start of the run."""
     is_leaving: bool = False
@@ -58,7 +58,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """A living run harvests with an outdated version: it has to end in order."""
+    """A living run harvests with an outdated version: request it to stop in an orderly way."""
 
     run_id: str
     reason: str

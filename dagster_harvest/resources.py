@@ -32,8 +32,8 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     """Where the harvester's configuration is, and values that override it."""
 
     config_file: str | None = None
-    """The YAML file; it overrides HARVEST_* variables, which the whole process shares. Default: the file that
-    HARVEST_CONFIG names, which the variables override; without it, the variables alone."""
+    """The YAML file. Its values override HARVEST_* variables, which the whole process shares. By default it is the file
+    that HARVEST_CONFIG names, and the variables override its values. Without a file the variables alone count."""
     dsn: str | None = None
     """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
     outbox_table: str | None = None

