@@ -25,7 +25,7 @@ harvested_messages = Asset(
                 kafka_config_id="harvest_kafka_watch",
                 apply_function="harvest_lib.airflow.messages.harvested",
                 poll_timeout=1,
-                poll_interval=0,  # the wait follows each foreign message, not the end of the log
+                poll_interval=0,  # Airflow would wait after each foreign message, not at the end of the log
                 commit_offset=False,
             ),
         )

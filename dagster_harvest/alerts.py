@@ -1,12 +1,12 @@
-"""Reports failed runs, with cause and next step, on one line, and recoveries.
+"""The sensor that reports failed runs, with cause and next step, and jobs that run again after a failure.
 
-A sensor, not a hook: a hook runs inside the run, and nothing calls it when the run's process was killed. A plain sensor
-with a cursor of its own, not Dagster's run-status sensor: that sensor cannot skip a run and report another in the same
-tick, and it writes an event to every run that it was evaluated for. `tell` can be replaced to page operators; the
-default writes to the log of the code location.
+It is a sensor and not a hook: a hook runs inside the run, and nothing calls it when the run's process was killed. It is
+a plain sensor with its own cursor and not Dagster's run-status sensor: a run-status sensor cannot skip a run and report
+another in the same tick, and it writes an event to every run that it evaluates. A project can replace `tell` to page
+operators; the default writes to the log of the code location.
 
-Each alert is reported once. A `tell` that raises is called again in the next ticks, three times in all, and delays the
-alerts behind it meanwhile. A tick that is killed repeats its own alerts at most.
+Each alert is reported once. If `tell` raises, the next ticks call it again, three times in all, and later alerts wait
+for that. A tick that is killed repeats at most its own alerts.
 """
 
 import json
@@ -24,19 +24,19 @@ Tell = Callable[[str], None]
 _log = logging.getLogger(__name__)
 _PARTITION_TAG = "dagster/partition"
 _EVENTS_READ = 50
-"""Events of each kind that a tick reads at most; the next tick reads on."""
+"""The largest number of events of each kind that a tick reads; the next tick reads further events."""
 _MOST_TRIES = 3
 _Kind = Literal[dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_START]
 _KINDS: tuple[_Kind, ...] = (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_START)
 
 
 def log_alert(text: str) -> None:
-    """Log the alert in the code location."""
+    """Write the alert to the log of the code location."""
     _log.error("dagster_alert", extra={"reason": text})
 
 
 def alert_sensor(settings: OutboxSettings, tell: Tell = log_alert) -> dg.SensorDefinition:
-    """Return the sensor of failures and recoveries, over all runs that touch the outbox, on by default."""
+    """Return the sensor that reports failures and recoveries of all runs of the outbox. It is on by default."""
 
     @dg.sensor(
         name=f"{settings.name}_alerts",
@@ -51,7 +51,7 @@ def alert_sensor(settings: OutboxSettings, tell: Tell = log_alert) -> dg.SensorD
 
 
 class _Tick:
-    """One tick. The cursor holds the id of the last event that was handled, and how often the next was tried."""
+    """A tick. The cursor has the id of the last handled event, and the number of failed tries of the next event."""
 
     def __init__(self, context: dg.SensorEvaluationContext, settings: OutboxSettings, tell: Tell) -> None:
         self._context = context
@@ -87,10 +87,10 @@ class _Tick:
         return dg.SensorResult(skip_reason=words, cursor=json.dumps([at, tries]))
 
     def _told(self, text: str) -> str | None:
-        """Call `tell`; return the problem, if any."""
+        """Call `tell`; return the problem if it raises, else None."""
         try:
             self._tell(text)
-        except Exception as error:  # noqa: BLE001 - a function of the user's: other alerts must not end with it
+        except Exception as error:  # noqa: BLE001 - a function of the user's: its error must not end other alerts
             problem = f"the alert could not be reported ({type(error).__name__}): {text}"
             self._context.log.error(problem)  # noqa: TRY400 - what it raises may hold the address of a pager
             return problem
@@ -104,7 +104,7 @@ class _Tick:
         return max((record.storage_id for records in found for record in records), default=-1)
 
     def _events_after(self, at: int) -> Sequence[dg.EventLogRecord]:
-        """Return the events after an event, by id: all of both kinds up to the last that is returned."""
+        """Return the next events of both kinds after the event with the id `at`, ordered by id and without gaps."""
         found = [
             record
             for kind in _KINDS
@@ -117,14 +117,14 @@ class _Tick:
         return sorted(found, key=lambda record: record.storage_id)[:_EVENTS_READ]
 
     def _runs(self, events: Sequence[dg.EventLogRecord]) -> dict[str, dg.DagsterRun]:
-        """Return the runs of events that touch the outbox, by id."""
+        """Return the outbox's runs among the runs of events, by id."""
         if not (ids := {record.event_log_entry.run_id for record in events}):
             return {}
         found = self._context.instance.get_runs(dg.RunsFilter(run_ids=list(ids)))
         return {run.run_id: run for run in found if self._concerns_us(run)}
 
     def _text(self, record: dg.EventLogRecord, run: dg.DagsterRun) -> str | None:
-        """Return the alert of an event; None of a start that follows no failure."""
+        """Return the alert for an event; None for a start that follows no failure."""
         event = record.event_log_entry.dagster_event
         if event is not None and event.event_type is dg.DagsterEventType.RUN_FAILURE:
             return told_failure(self._context.instance, run, event.message)

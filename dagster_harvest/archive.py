@@ -1,4 +1,4 @@
-"""The archive of an outbox: an asset, a partition of it for each closed segment, and the sensor that runs it."""
+"""The archive of an outbox: an asset with a partition for each closed segment, its job, and the job's sensor."""
 
 from typing import Any
 
@@ -92,6 +92,6 @@ def _sensor(
         if not found:
             return dg.SkipReason("every closed segment is in the archive")
         context.instance.add_dynamic_partitions(str(segments.name), found)
-        return dg.SensorResult(run_requests=[dg.RunRequest(partition_key=found[0])])  # two would need one lock
+        return dg.SensorResult(run_requests=[dg.RunRequest(partition_key=found[0])])  # two runs would need one lock
 
     return look

@@ -3,8 +3,8 @@
     source ──Spark──► business table ──► outbox ──harvester──► topics
           ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
 
-Spark's assets have daily partitions; a backfill of many days is a single run with a single Spark session. Topics are
-external: the harvester fills them and reports by observations.
+The business table and the outbox have daily partitions; a backfill of many days is a single run with a single Spark
+session. Topics are external assets: the harvester fills the topics and reports observations of them.
 """
 
 import json
@@ -126,7 +126,8 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
                 deps=[settings.outbox_key, *settings.topic_keys],
                 kinds={"spark", "postgres"},
                 description=_WHAT_AUDITS_FIND[table],
-                # With partitions the latest would count: then the asset that judges all of them has to be fresh.
+                # With partitions the freshness of the latest would count: then `verified`, which judges all partitions,
+                # has the policy instead.
                 freshness_policy=None if settings.audit.by_topic else _freshness(settings),
             )
             for table in TABLES
@@ -193,7 +194,8 @@ def _freshness(settings: OutboxSettings) -> dg.FreshnessPolicy:
 def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     """Return the asset that proves to consumers that all committed records came, in order, up to the last audit.
 
-    Blocking checks of the summary stand before it in a run of both; alone it judges the last audit by the same rules.
+    In a run with the summary, the summary's blocking checks run before this asset. In a run of its own the asset judges
+    the last audit by the same rules.
     """
 
     @dg.asset(
@@ -234,9 +236,9 @@ def run_under_pipes(
     outbox_option: str | None = None,
     well: Sequence[int] = (),
 ) -> Sequence[Mapping[str, Any]]:
-    """Run a module under Dagster Pipes with the harvester's connection; return its messages, its log is the run's.
+    """Run a module under Dagster Pipes with the harvester's connection. Return its messages; its log is in the run's.
 
-    `well` are exit codes beside 0 that are no failure. The password is passed in the process's environment only.
+    `well` are further exit codes, beside 0, that are no failure. The password is only in the process's environment.
     Raises Failure with the module's last error output.
     """
     resource = _resource(context, settings)
@@ -280,8 +282,8 @@ def run_under_pipes(
 
 
 def _batches(module: str, reported: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return a writer module's reports of its batches. Raises Failure without a report or for an incomplete report: the
-    loaded rows are unknown then."""
+    """Return a writer module's reports of its batches. Raises Failure if there is no report or an incomplete report,
+    since the number of loaded rows is then unknown."""
     reports = [each for each in reported if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)
     if reports and broken is None:

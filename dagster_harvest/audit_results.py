@@ -30,7 +30,7 @@ _OURS = """
 (SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
  FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
 """
-# Of one topic alone, so that no number is of two of them.
+# Audits of a single topic, so that no number covers two topics.
 _OURS_OF_TOPIC = """
 (SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) = %(topics)s::text[]
  FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
@@ -53,12 +53,13 @@ def last_summary(
     audit_id: str | None = None,
     topics: Sequence[str] | None = None,
 ) -> AuditSummary:
-    """Return the row of the last audit of this outbox that read all of its topics; of audits whose id begins with
-    `audit.id_prefix`, or of an audit id and its topics. With `audit.by_topic` the rows of each topic's last audit,
-    together.
+    """Return the summary of the last audit of this outbox and all its topics, among ids with the prefix
+    `audit.id_prefix`. With `audit_id` it is the summary of that audit and `topics`. With `audit.by_topic` the last
+    audits of each topic are combined into a single summary.
 
-    Raises AuditMissing without such a row, or without a row of a topic for `audit.fail_after_hours`; OutboxTableError
-    for another table; and NothingChecked for a topic without compared records, unless that is allowed.
+    Raises AuditMissing if there is no such audit, or if a topic was not audited for `audit.fail_after_hours`;
+    OutboxTableError if the table is no table of summaries; NothingChecked if an audit of a topic compared no records,
+    unless that is allowed.
     """
     if audit_id is not None or not settings.audit.by_topic:
         return _last(connection, settings, outbox, topics or settings.topics, audit_id)
@@ -77,7 +78,8 @@ def last_summary(
 def past_summaries(
     connection: psycopg.Connection[Any], settings: OutboxSettings, outbox: OutboxTable, topics: Sequence[str]
 ) -> list[AuditSummary]:
-    """Return the rows of the last audits of this outbox and these topics, the oldest first; raise as `last_summary`."""
+    """Return the summaries of the last 60 audits of this outbox and the topics, the oldest first. Raises AuditMissing
+    or OutboxTableError."""
     return _last_rows(connection, settings, outbox, topics, None, most=_PLOTTED_AUDITS)[::-1]
 
 
@@ -134,7 +136,7 @@ def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSu
 
 
 def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:
-    """Return how many rows an audit left in each table of records; a table that is not there has none."""
+    """Return the number of an audit's rows in each table of records, 0 for a table that does not exist."""
     counts = {}
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         for name in DETAIL_TABLES:
@@ -149,7 +151,7 @@ def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int
 
 
 def sample(connection: psycopg.Connection[Any], audit_id: str, table: str) -> str:
-    """Return the first rows that an audit left in a table of records, as a table of Markdown; without any, nothing."""
+    """Return an audit's first rows in a table of records as a Markdown table; an empty text if there are no rows."""
     name, first = sql.Identifier(SCHEMA, table), sql.Literal(_SAMPLED_ROWS)
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(sql.SQL(_SAMPLE).format(table=name, rows=first), (audit_id,)).fetchall()

@@ -2,12 +2,12 @@
 
 backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
-lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block the assets behind it, because
-ordering                      data downstream would be wrong; duplicates warn under deliveries that may repeat
+lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block downstream assets, whose data
+ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make
 expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
 
-An unknown number is not zero: a check that cannot read its input fails and reports why. So does a check of an audit
-that compared nothing.
+An unknown number is not zero: a check that cannot read its input fails and reports why. A check of an audit that
+compared nothing fails too.
 """
 
 import inspect
@@ -35,7 +35,7 @@ _WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
 
 def judged_backlog(waiting: Backlog, thresholds: Thresholds) -> tuple[Verdict, Verdict]:
-    """Judge the age and the size of the backlog. A threshold that is reached counts as crossed."""
+    """Return the verdicts on the age and on the size of the backlog. A value equal to a threshold crosses it."""
     age = _graded(
         waiting.age_seconds,
         thresholds.backlog_age_warn_seconds,
@@ -134,11 +134,11 @@ _JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "duplicates": judged_duplicates,
 }
 _DOES_NOT_BLOCK = "duplicates"
-"""Duplicates of an at-least-once delivery harm no consumer that expects them."""
+"""The check that blocks no assets: consumers of an at-least-once delivery expect duplicates."""
 
 
 def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
-    """Return the verdicts of the blocking checks on an audit."""
+    """Return the verdicts on an audit by the checks that block downstream assets."""
     return [judge(summary) for name, judge in _JUDGES.items() if name != _DOES_NOT_BLOCK]
 
 
@@ -199,12 +199,12 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
 
 def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:
-    """Return a verdict as the verdict of a check."""
+    """Return the verdict with the name of its check and the key of its asset."""
     return verdict._replace(check_name=name, asset_key=key)
 
 
 def unreadable(error: HarvestError) -> Verdict:
-    """Return the verdict on input that could not be read."""
+    """Return the failed verdict of a check that could not read its input."""
     return Verdict(
         passed=False,
         severity=_ERROR,

@@ -20,7 +20,7 @@ from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
-"""One for all: definitions of several outboxes merge only if they share the same objects."""
+"""The same object for all outboxes: their definitions can be merged only if they share it."""
 
 
 class OutboxScaffoldParams(BaseModel):
@@ -31,7 +31,7 @@ class OutboxScaffoldParams(BaseModel):
 
 
 class OutboxScaffolder(dg.Scaffolder[OutboxScaffoldParams]):
-    """Writes a `defs.yaml` that loads as it is."""
+    """Writes a `defs.yaml` that Dagster can load without further edits."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[OutboxScaffoldParams]:
@@ -57,7 +57,7 @@ class OutboxComponent(OutboxSettings, dg.Component):
     """
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return all of it; the key of each resource holds the outbox's name, so that there may be many."""
+        """Return the definitions of the outbox. Resource keys contain its name, so that there may be many outboxes."""
         del context
         return outbox_definitions(self)
 
@@ -74,7 +74,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         assets.append(written_assets(settings, settings.writer))
     audit_job = dg.define_asset_job(
         settings.audit_job_name,
-        # By keys, which a project cannot change: a group it can, and keys that are not there are an error at load.
+        # By keys, not by group: a project can change a group, and a key without an asset is an error at load.
         selection=dg.AssetSelection.assets(*map(settings.audit_key, RESULTS)),
         executor_def=dg.in_process_executor,
         description="Audits, and judges what it found.",

@@ -1,7 +1,7 @@
-"""The run that harvests: a job with a single op, which starts the harvester and runs as long as it does.
+"""The run that harvests: a job with a single op, which starts the harvester and ends when the harvester ends.
 
 Steps
-1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
+1. claim the run's row of heartbeats (`dagster_harvest.heartbeat`); the claim fails if another living run has the row
 2. start the harvester, which leads or is a standby
 3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
 4. end by SIGTERM when the run is terminated, when the harvester fails, when another run has claimed the row, or when
@@ -42,22 +42,23 @@ DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
 WORKED_TAG = "harvest/worked"
-"""The tag of a run that has delivered for `healthy_after_working_seconds`. Failures before it do not delay its
-successor."""
+"""The tag of a run that has delivered for `healthy_after_working_seconds`. Failures of earlier runs do not delay the
+run after a run with this tag."""
 
 VERSION_TAG = "harvest/version"
-"""The tag with the version of the library and of the configuration that a run was started with."""
+"""The tag with the version of library and configuration with which a run was started."""
 LEAVING_TAG = "harvest/hand_over_to"
-"""The tag with which the supervisor requests a run to end for another version."""
+"""The tag by which the supervisor requests a run to end, so that a run of another version can start."""
 
 _MATERIALIZE_SECONDS = 3600.0
-"""A topic counts as materialized when a run begins to lead, and again when records have come, this often at most."""
+"""The shortest interval between two materializations of a topic. A run materializes its topics when it begins to lead,
+and later when it has delivered records."""
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
 
 def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
-    """Return the job of which the supervisor keeps a run."""
+    """Return the job whose run the supervisor keeps alive."""
 
     @dg.op(
         name=f"harvest_{settings.name}",
@@ -71,7 +72,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
             _Daemon(context, settings).run()
         except HarvestError as error:
             failure = as_failure(error)
-        if failure is not None:  # outside the handler: chained causes may quote a row, and Dagster stores them
+        if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
             raise failure
 
     @dg.job(
@@ -79,8 +80,8 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
         f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
-        # Dagster's own retries ignore heartbeats: only the supervisor starts the next run. A limit of the deployment on
-        # the length of runs (`run_monitoring.max_runtime_seconds`) is for runs that end.
+        # Dagster's own retries are off because they ignore heartbeats: only the supervisor starts the next run. The
+        # deployment's limit on run time (`run_monitoring.max_runtime_seconds`) is off because this run has no end.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0", dg.MAX_RUNTIME_SECONDS_TAG: "0"},
     )
     def job() -> None:
@@ -90,7 +91,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
 
 
 def as_failure(error: HarvestError) -> dg.Failure:
-    """Return the failure that the run shows: cause, evidence and next step."""
+    """Return the error as a failure that Dagster shows with cause, evidence and next step."""
     return dg.Failure(
         description=str(error),
         metadata={"cause": error.cause, "evidence": error.evidence or "none", "next_step": error.next_step},
@@ -105,7 +106,7 @@ def location_of(run: dg.DagsterRun) -> str:
 
 
 class _Daemon:
-    """One run's life."""
+    """A run from the claim of its heartbeat row to the stop of its harvester."""
 
     def __init__(self, context: dg.OpExecutionContext, settings: OutboxSettings) -> None:
         self._context = context
@@ -141,15 +142,15 @@ class _Daemon:
             heartbeat_thread.close()
 
     def _harvest(self, heartbeat_thread: HeartbeatThread, slot: int) -> None:
-        tune_interpreter()  # the process is this run's alone, in Dagster's launchers
+        tune_interpreter()  # Dagster's launchers give each run a process of its own
         harvest = Harvest(self._config)
         with self._served(harvest, slot):
             self._serve(harvest, heartbeat_thread)
 
     @contextmanager
     def _served(self, harvest: Harvest, slot: int) -> Iterator[None]:
-        """Serve its numbers at the address in the settings, each run of a location on its own port; report them to
-        OpenTelemetry if the process has a meter provider."""
+        """Serve the harvester's numbers at the address in the settings, with a port of its own for each run of a
+        location. Report the numbers to OpenTelemetry if the process has a meter provider."""
         listen = self._settings.daemon.listen or os.environ.get("HARVEST_LISTEN")
         with ExitStack() as opened:
             if listen or is_reported():
@@ -160,8 +161,8 @@ class _Daemon:
             yield
 
     def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:
-        """Listen, and log it. Raises ConfigError for an unavailable address, unless it is for all runs of the
-        machine."""
+        """Listen, and log the address. Raises ConfigError if the address is unavailable and the settings name it; an
+        unavailable address from HARVEST_LISTEN, which all runs of a machine share, is only logged."""
         host, port = parse_address(listen)
         address = f"[{host}]:{port + slot}" if ":" in host else f"{host}:{port + slot}"
         try:
@@ -169,7 +170,7 @@ class _Daemon:
         except ConfigError as error:
             if self._settings.daemon.listen is not None:
                 raise
-            self._say(f"serves no metrics: {error.cause}")  # another location's run does, there
+            self._say(f"serves no metrics: {error.cause}")  # a run of another location serves its own there
             return nullcontext()
         self._say(f"serves its metrics at {listener.address}")
         return listener
@@ -201,7 +202,7 @@ class _Daemon:
     def _stop(self, harvest: Harvest) -> None:
         began = time.monotonic()
         harvest.stop()
-        with suppress(Exception):  # the error that ended it is being raised already
+        with suppress(Exception):  # the error that ended the harvester is being raised already
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
         self._pass_on()
@@ -232,13 +233,14 @@ class _Daemon:
         for key in self._settings.topic_keys:
             with _without_dagsters_storage():
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
-                if is_new and is_due:  # else the lineage shows a topic that was never filled
+                if is_new and is_due:  # without it the lineage shows the topic as never filled
                     self._context.log_event(dg.AssetMaterialization(asset_key=key, metadata=numbers.metadata()))
         if is_new and is_due:
             self._materialized_at = now
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
-        """Tag the run once it has worked for long enough; at the next report if Dagster's storage is unavailable."""
+        """Tag the run after it has worked for long enough. If Dagster's storage is unavailable, the next report tries
+        again."""
         waiting = numbers.waiting.records if numbers.waiting is not None else None
         if is_at_work(leads=numbers.leader_id is not None, delivered=delivered, waiting=waiting):
             self._worked_seconds += seconds
@@ -249,7 +251,7 @@ class _Daemon:
             self._has_told_of_work = True
 
     def _tell_version(self) -> None:
-        """Tag a run that has no version, and log a version other than the supervisor's."""
+        """Tag the run with its version if it has no such tag. Warn if the tag, set by the supervisor, differs."""
         run = self._context.run
         if (given := run.tags.get(VERSION_TAG)) is None:
             with _without_dagsters_storage():
@@ -262,7 +264,7 @@ class _Daemon:
             )
 
     def _leaves_for(self) -> str | None:
-        """Return the version that the supervisor wants to replace this version."""
+        """Return the version for which the supervisor requests this run to end, None without a request."""
         run = None
         with _without_dagsters_storage():
             run = self._context.instance.get_run_by_id(self._context.run.run_id)
@@ -272,7 +274,7 @@ class _Daemon:
         try:
             with self._resource.connect() as connection:
                 return StatusReader(connection, self._config).waiting()
-        except (DatabaseError, OutboxTableError) as error:  # the harvester retries or reports it, and so does this run
+        except (DatabaseError, OutboxTableError) as error:  # the harvester itself retries, or ends with the error
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
 
@@ -303,10 +305,10 @@ class _Daemon:
 
 @contextmanager
 def _without_dagsters_storage() -> Iterator[None]:
-    """Go on while Dagster's own database is unavailable: harvesting does not depend on reporting."""
+    """Log and ignore errors of Dagster's own storage within the block: harvesting does not depend on reporting."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - of any of its storages; an interrupt is a BaseException
+    except Exception as error:  # noqa: BLE001 - any storage has its own errors; an interrupt is a BaseException
         _log.warning("event_log_failed", extra={"reason": type(error).__name__})
 
 

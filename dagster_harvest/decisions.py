@@ -1,9 +1,9 @@
-"""Decides the next step so that exactly one run harvests. Pure: from the runs, the last heartbeat and the time.
+"""Decides the supervisor's next step, so that exactly one run harvests. Pure functions of runs, heartbeat and time.
 
-A run is alive as long as it sends heartbeats, whatever Dagster believes: the default launcher never notices that a
+A run is alive as long as it sends heartbeats, whatever its status in Dagster: the default launcher never notices that a
 run's process is gone, and the run stays STARTED for ever. If a run is STARTED in Dagster and has sent no heartbeat for
-`stale_after_seconds`, it is given up and the next generation begins. The delay grows with the number of runs that
-failed in a row. A run that has delivered for some time resets that number.
+`stale_after_seconds`, the supervisor gives it up and starts the next generation. The delay before a start grows with
+the number of runs that failed in a row. A run that has delivered for some time resets that number.
 
 A living run that was started with another version of the code or the configuration is requested to end in order, and
 the next generation begins with the present version.
@@ -24,7 +24,7 @@ _ACTIVE = ("queued", "starting", "started", "canceling")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonRun:
-    """A run as Dagster believes it to be. `changed_at`: when it came into its phase, in Unix seconds."""
+    """A run with its status in Dagster. `changed_at` is the Unix time at which the run entered its phase."""
 
     run_id: str
     generation: int
@@ -32,11 +32,11 @@ class DaemonRun:
     changed_at: float
     began_at: float | None = None
     has_worked: bool = False
-    """True if it has delivered for `healthy_after_working_seconds`."""
+    """True if the run has delivered for `healthy_after_working_seconds`."""
     version: str | None = None
-    """Version of the library and digest of the configuration that it was started with."""
+    """Version of the library and digest of the configuration, both as of the start of the run."""
     is_leaving: bool = False
-    """True once its hand-over was requested."""
+    """True if the supervisor has requested the run to hand over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class Keep:
     run_id: str
     reason: str
     is_alive: bool = False
-    """True if its heartbeat is recent, and it is not being ended."""
+    """True if the run's heartbeat is recent, and Dagster is not terminating the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """A living run harvests with an outdated version: it has to end in order."""
+    """A living run harvests with an outdated version: request it to stop in an orderly way."""
 
     run_id: str
     reason: str
@@ -84,7 +84,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """A run is dead, and Dagster has to be notified; then decide again."""
+    """A run is dead: report that to Dagster, then decide again."""
 
     run_id: str
     was_canceled: bool
@@ -102,7 +102,7 @@ def decide(
     settings: DaemonSettings,
     version: str | None = None,
 ) -> Decision:
-    """Return the single step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds;
+    """Return the next step. `runs` are the runs of the same heartbeat row, in any order; `now` is in Unix seconds;
     `version` is the version of a run that would be started now, None if it is unknown."""
     newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
     for run in newest_first:
@@ -113,7 +113,7 @@ def decide(
     generation = 1 + max([*(run.generation for run in runs), known.generation if known else 0])
     finished = {run.run_id for run in runs}
     if known and not known.is_stopped and known.age_seconds < settings.stale_after_seconds:
-        # Reported failed or canceled from outside while its process lives; or of a run that Dagster has forgotten.
+        # The run was reported as failed or canceled while its process lives, or Dagster has deleted the run.
         whose = "which Dagster believes ended" if known.run_id in finished else "which Dagster does not know"
         return Wait(
             seconds=settings.stale_after_seconds - known.age_seconds,
@@ -136,13 +136,14 @@ def decide(
 
 
 def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
-    """Return the delay of the next run after this number of failures in a row."""
+    """Return the delay in seconds before the next run, after a number of failures in a row."""
     doubled: float = settings.first_backoff_seconds * 2.0 ** min(failures - 1, 64)
     return min(doubled, settings.longest_backoff_seconds)
 
 
 def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings) -> int:
-    """Count the failures since a run last lived or delivered for long enough, or ended in order."""
+    """Return the number of failed runs in a row, from the newest run back. The row ends at a run that did not fail, or
+    that lived or delivered for long enough before it failed; such a failed run still counts."""
     count = 0
     for run in newest_first:
         if run.phase != "failed":
@@ -156,15 +157,16 @@ def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSetting
 
 
 def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
-    """Return True if a run has done its work since the last call: it leads, and delivered records or none wait.
+    """Return True if a run has done its work since the last report: it leads, and has delivered records, or no records
+    wait.
 
-    `waiting` is None if that is not known.
+    `waiting` is None if the size of the backlog is unknown.
     """
     return leads and (delivered > 0 or waiting == 0)
 
 
 def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | HandOver:
-    """Return HandOver if a run that is kept has to go for another version, else Keep."""
+    """Return HandOver if a living run has another version than `version`, else `kept`."""
     if not kept.is_alive or None in (run.version, version) or run.version == version:
         return kept
     reason = f"it harvests by {run.version}, and code or configuration are {version} now"
@@ -176,7 +178,7 @@ def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | Hand
 def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
     since = now - run.changed_at
     if run.phase in _PENDING:
-        # A queue may be long, and its length is its owner's decision; a launched run has to come.
+        # A queued run may wait for as long as the deployment's limits demand; a launched run must start in time.
         if run.phase == "starting" and since >= settings.start_within_seconds:
             return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
         return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")

@@ -1,10 +1,10 @@
 """The table of heartbeats, in the outbox's own database: a row per daemon, timed by Postgres's clock.
 
 Promises
-- Of two runs that claim a row, only one gets it. The other is refused while the first is alive, unless it has a later
-  generation, which the supervisor gives to the successor of a dead run.
-- A run that was replaced learns it at its next heartbeat, however long it was frozen.
-- A run that stopped in order records that.
+- A single run owns a row. A second run that claims it is refused while the first is alive, unless the second has a
+  later generation, which the supervisor gives to the successor of a dead run.
+- A run that was replaced learns that at its next heartbeat, however long it was frozen.
+- The row records an orderly stop of its run.
 """
 
 import os
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   PRIMARY KEY (name, code_location, slot)
 )"""
 
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one of them then fails.
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find no table, and one of the two then fails.
 _LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_daemons ddl', 0))"
 
 _CLAIM = """
@@ -72,7 +72,7 @@ FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatPlace:
-    """Key of a row: a daemon's name, the code location it is defined in, and its number among the runs kept there."""
+    """The key of a row: the daemon's name, its code location, and the number of the run among the location's runs."""
 
     name: str
     location: str
@@ -95,7 +95,7 @@ class Heartbeat:
 
 
 class HeartbeatTable:
-    """The table, on a connection of the caller's, in autocommit. Calls raise DatabaseError."""
+    """The table of heartbeats, on an autocommit connection of the caller. All methods raise DatabaseError."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> None:
         self._connection = connection
@@ -103,11 +103,11 @@ class HeartbeatTable:
 
     @classmethod
     def beside(cls, connection: psycopg.Connection[Any], outbox: OutboxTable) -> Self:
-        """Name the table in the schema of the outbox."""
+        """Return the table in the schema of the outbox."""
         return cls(connection, OutboxTable((*outbox.parts[:-1], TABLE)).identifier)
 
     def create(self) -> None:
-        """Make the table unless it is there."""
+        """Create the table unless it exists."""
         if self._exists():
             return
         with self._made(), self._connection.transaction():
@@ -115,9 +115,9 @@ class HeartbeatTable:
             self._connection.execute(self._fill(_CREATE))
 
     def claim(self, place: HeartbeatPlace, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
-        """Claim the row for a run and return its generation; None means the next generation.
+        """Claim the row for a run, and return the run's generation. Without `generation` the run gets the next number.
 
-        Raises LifecycleError if another run has it and lives.
+        Raises LifecycleError if another living run has the row.
         """
         values = {
             **place.values(),
@@ -152,7 +152,7 @@ class HeartbeatTable:
             self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
 
     def read(self, place: HeartbeatPlace) -> Heartbeat | None:
-        """Return the last heartbeat in the row, None if it was never claimed."""
+        """Return the last heartbeat in the row, None if no run has ever claimed the row."""
         if not self._exists():
             return None
         with self._used():
@@ -176,7 +176,7 @@ class HeartbeatTable:
         return creating(self._connection, f"the table {TABLE}", self._table)
 
     def _exists(self) -> bool:
-        with self._made():  # without a right to the schema it is not to be seen
+        with self._made():  # a role without rights to the schema cannot see the table
             name = self._table.as_string(self._connection)
             row = self._connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
         return row is not None and bool(row[0])

@@ -1,4 +1,4 @@
-"""A thread that sends a run's heartbeats, so that a slow count of the backlog or a slow event log delays none."""
+"""A thread that sends a run's heartbeats, so that neither a slow backlog query nor a slow event log delays them."""
 
 import contextlib
 import logging
@@ -22,13 +22,13 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
 class HeartbeatThread:
-    """Sends the heartbeats of a run from `start` to `close`; waits while Postgres is unavailable."""
+    """Sends the heartbeats of a run from `start` to `close`. It waits while Postgres is unavailable."""
 
     def __init__(
         self, connect: Connect, outbox: OutboxTable, place: HeartbeatPlace, *, run_id: str, every_seconds: float
     ):
         self.was_succeeded = threading.Event()
-        """Set once another run has the row: this run has to end."""
+        """Set when another run has claimed the row: this run has to end."""
         self._connect = connect
         self._outbox = outbox
         self._place = place
@@ -40,7 +40,7 @@ class HeartbeatThread:
         self._connection: psycopg.Connection[Any] | None = None
 
     def start(self, *, generation: int | None, stale_after_seconds: float) -> int:
-        """Take the row, begin to send heartbeats, and return the generation. Raises HarvestError."""
+        """Claim the row, begin to send heartbeats, and return the run's generation. Raises HarvestError."""
         self._connection = self._connect()
         heartbeats = HeartbeatTable.beside(self._connection, self._outbox)
         heartbeats.create()
@@ -57,12 +57,12 @@ class HeartbeatThread:
         return claimed
 
     def close(self) -> None:
-        """Stop, and record that the run stopped in order unless Postgres is unavailable or another run has the row."""
+        """Stop the thread. Record the orderly stop, unless Postgres is unavailable or another run has the row."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
         if self._thread is not None and self._thread.is_alive():
-            return  # it waits for a server that does not answer, and so would this thread
+            return  # the server does not answer the heartbeat thread, and would not answer this thread either
         if self._connection is None:
             return
         with contextlib.suppress(HarvestError):
@@ -80,7 +80,7 @@ class HeartbeatThread:
         self._is_away = False
 
     def _lost(self, error: BaseException) -> None:
-        """Log an error, once until a heartbeat is sent; the next heartbeat has a new connection."""
+        """Log an error, unless an error was logged since the last heartbeat. The next heartbeat connects anew."""
         if not self._is_away:
             reason = str(error) if isinstance(error, HarvestError) else reason_of(error)
             _log.warning("heartbeat_failed", extra={"reason": reason})

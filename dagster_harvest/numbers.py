@@ -1,4 +1,4 @@
-"""Numbers that a run reports, as a log line and as metadata of its topics."""
+"""The numbers that a run reports, as a log line and as metadata of its topics."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import dagster as dg
 from harvest_lib.subscriptions.backlog import Backlog
 
 IDLE_SECONDS = 900.0
-"""Interval of reports while nothing changes. A report is a log line and an event for each topic, of 1.5 kB each: an
-idle run with one topic writes 0.3 MB a day to Dagster's event log."""
+"""Interval of reports in seconds while nothing changes. A report is a log line and an event for each topic, each of
+1.5 kB: an idle run with a single topic writes 0.3 MB a day to Dagster's event log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Report of a run. `at` is in seconds of the monotonic clock, `rate` in records per second since the numbers
-    before; `waiting` is None without Postgres."""
+    """The report of a run. `at` is in seconds of the monotonic clock. `rate` is in records per second since the last
+    report. `waiting` is None if Postgres did not answer."""
 
     at: float
     delivered: int
@@ -26,7 +26,7 @@ class Numbers:
     waiting: Backlog | None
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
-        """Return them as the UI plots them."""
+        """Return the numbers as metadata, which Dagster's UI plots."""
         shown: dict[str, dg.MetadataValue] = {
             "delivered_records": dg.MetadataValue.int(self.delivered),
             "records_per_second": dg.MetadataValue.float(round(self.rate, 1)),
@@ -44,14 +44,15 @@ class Numbers:
         return shown
 
     def says_nothing_after(self, before: "Numbers | None") -> bool:
-        """Return True if nothing waits and nothing but time has passed since an earlier report, and not for long."""
+        """Return True if this report needs no publication: the last report is recent, the leader is the same, and in
+        both reports nothing waits and nothing was delivered."""
         if before is None or self.at - before.at >= IDLE_SECONDS:
             return False
         is_idle = all(each.waiting is not None and each.waiting.records == 0 == each.rate for each in (self, before))
         return is_idle and self.leader_id == before.leader_id
 
     def line(self) -> str:
-        """Return them for the log."""
+        """Return the numbers as a line for the log."""
         role = f"leader {self.leader_id[:8]}" if self.leader_id else "standby"
         waiting = (
             f"backlog {self.waiting}, the oldest {self.waiting.age_seconds:.1f} s"

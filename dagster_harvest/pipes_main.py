@@ -1,8 +1,8 @@
 """Run a module as a program under Dagster Pipes: `python -m dagster_harvest.pipes_main MODULE ARGUMENTS…`.
 
-Each line on standard output becomes a line of the run's log; a JSON object becomes a message too. Lines on standard
-error become errors. The module does not depend on Dagster. Java bypasses Python: its output is in the run's captured
-output.
+Each line on standard output becomes a line of the run's log; a line with a JSON object also becomes a message. Lines on
+standard error become errors in the log. MODULE needs no code for Dagster. Output of Java does not pass through Python:
+it is in the run's captured output.
 """
 
 import contextlib
@@ -17,14 +17,15 @@ from pathlib import Path
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 STDERR_VARIABLE = "HARVEST_PIPES_STDERR"
-"""Names a file that receives standard error, to explain why a job failed."""
+"""The variable that names a file for a copy of standard error, which explains why a job failed."""
 
 SUCCESS_CODES_VARIABLE = "HARVEST_PIPES_SUCCESS_CODES"
-"""Exit codes, separated by commas, that are no failure of the run, such as an audit that finds anomalies."""
+"""The variable with exit codes, separated by commas, that are no failure: an audit that finds anomalies has such a
+code."""
 
 
 class Lines(io.TextIOBase):
-    """A stream that passes on whole lines."""
+    """A text stream that calls a function with each complete line."""
 
     def __init__(self, hear: Callable[[str], None]) -> None:
         self._hear = hear

@@ -1,4 +1,4 @@
-"""Picture of the last audits for a page of Dagster: delays, records, and findings over time."""
+"""A plot of the last audits for a page of Dagster: delays, records, and findings over time."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ _INCHES, _DOTS_PER_INCH = (9, 8), 80
 
 
 def audit_plot(audits: Sequence[AuditSummary]) -> str:
-    """Return Markdown with a picture of audits, the oldest first."""
+    """Return Markdown with a plot of audits, which are given with the oldest first."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - half a second, which no tick has a use for
 
     figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
@@ -28,7 +28,7 @@ def audit_plot(audits: Sequence[AuditSummary]) -> str:
             total = "" if values[-1] is None else f" {values[-1]:,.0f}"
             axes.plot(times, known, marker="o", markersize=3, label=f"{name}{total}")
         axes.set_title(title, loc="left")
-        # Linear around zero, where good values stand, and two clocks may show a delay below it.
+        # The scale is linear around zero, because good values are 0, and by two clocks a delay may be below 0.
         axes.set_yscale("symlog", linthresh=1)
         axes.grid(alpha=0.3)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")

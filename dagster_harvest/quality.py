@@ -1,6 +1,6 @@
 """Checks by contract (pandera) and by expectation suite (Great Expectations); both are imported when a check runs.
 
-One fault fails one check: a finding of the suite that has its own check is shown here and judged there.
+A fault fails a single check: if another check judges a finding of the suite, the finding is only shown here.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.database import translated
 
 SAMPLED_ROWS = 10_000
-"""The newest rows that a contract is checked against; types are the whole table's."""
+"""The number of newest rows that a contract checks; the types of columns are those of the whole table."""
 
 JUDGED_ELSEWHERE = frozenset(
     {
@@ -30,19 +30,19 @@ JUDGED_ELSEWHERE = frozenset(
         *("backlog_records", "backlog_age_seconds"),
     }
 )
-"""Columns of the summary whose limits other checks uphold."""
+"""Columns of the summary whose limits other checks judge."""
 
-# Rows are numbered by their first column, here and in every table that Spark's example makes.
+# The first column numbers the rows, in the outbox and in every table that Spark's example creates.
 _NEWEST = "SELECT * FROM {table} ORDER BY 1 DESC LIMIT %s"
 
 Read = Callable[["psycopg.Connection[Any]", OutboxTable], Any]
-"""Reads a frame from a connection; the second is the outbox."""
+"""A function that reads a pandas frame. Its arguments are a connection and the outbox."""
 
 
 def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
     """Return the checks of an outbox's rows, of its business rows if it has a writer, and of its audits."""
     checks = [
-        # An outbox that is purged on delivery is mostly empty.
+        # An outbox whose rows are deleted on delivery is mostly empty.
         _contract_check(settings, settings.outbox_key, "OUTBOX", _newest(), allow_empty=True),
         _contract_check(settings, settings.audit_key("summary"), "AUDIT_SUMMARY", _last_audit(settings)),
         _expectations_check(settings),
@@ -121,7 +121,7 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
 
 def _newest(table: OutboxTable | None = None) -> Read:
-    """Read the newest rows of a table, by default of the outbox."""
+    """Return a function that reads the newest rows of a table, by default of the outbox."""
 
     def read(connection: "psycopg.Connection[Any]", outbox: OutboxTable) -> Any:
         return _frame(connection, sql.SQL(_NEWEST).format(table=(table or outbox).identifier), (SAMPLED_ROWS,))

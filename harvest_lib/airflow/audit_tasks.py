@@ -1,8 +1,8 @@
 """The audit and its report, as tasks that several DAGs use.
 
-The audit is a Spark job (`python -m harvest_lib.spark.audit`). It writes one row of numbers to `harvest_audit.summary`,
-under an id of this task, so that a retry replaces it. The report shows the row, and fails if a number shows an
-anomaly.
+The audit is a Spark job (`python -m harvest_lib.spark.audit`). It writes a row of numbers to `harvest_audit.summary`.
+The row's id is made from the DAG run, so that a retry replaces the row. The report shows the row, and fails if a number
+shows an anomaly.
 """
 
 import os
@@ -20,7 +20,7 @@ from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, Nothi
 from harvest_lib.postgres.database import connect
 
 ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
-"""If set, an audit that finds no committed record succeeds: an outbox may be new."""
+"""If this variable is set, an audit that finds no committed record succeeds: an outbox may be new."""
 
 AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
 
@@ -31,25 +31,25 @@ _WRONG = {
     "duplicates_adjacent": ("sent twice in a row by one term", "duplicates"),
     "duplicates_separated": ("sent twice by one term, with other records of their key between", "duplicates"),
 }
-"""Columns of the summary that must be zero: the meaning of a number in them, and the table that names each record."""
+"""Columns of the summary that must be zero. Each has the meaning of its number, and the table with the records."""
 
 
 class AuditFailed(HarvestError):
-    """The audit found records that were lost, reordered, repeated or never committed: its tables name each of them."""
+    """The audit found records that were lost, reordered, repeated or never committed: its tables list the records."""
 
 
 class AuditSummaryMissing(HarvestError):
-    """There is no summary of the audit that just ran: the log of the task `audit` has the reason."""
+    """The audit that has just run left no summary: the log of the task `audit` has the reason."""
 
 
 def run_audit() -> BashOperator:
-    """Compare Kafka with the committed records, in a Spark session that ends with the task."""
+    """Return the task that compares Kafka with the committed records, in a Spark session that ends with the task."""
     command = f'{shlex.quote(sys.executable)} -m harvest_lib.spark.audit --audit-id "$HARVEST_AUDIT_ID"'
     command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
     return BashOperator(
         task_id="audit",
         bash_command=f"{command} || test $? -eq {FOUND_EXIT_CODE}",
-        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id may be any text
+        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # not in the command, since a run's id may be any text
         append_env=True,
         execution_timeout=timedelta(hours=2),
         retries=1,
@@ -87,7 +87,7 @@ def report(audit_id: str) -> dict[str, Any]:
 
 
 def audit_and_report() -> None:
-    """Put the tasks in order, inside a DAG."""
+    """Add both tasks to the current DAG: first the audit, then the report."""
     run_audit() >> report(AUDIT_ID)
 
 

@@ -12,7 +12,8 @@ from harvest_lib.record.header import headers_of, origin_of
 
 
 def harvested(message: Message) -> dict[str, Any] | None:
-    """Return where a harvested message came from; None if it has no header of the harvester's."""
+    """Return a harvested message's coordinates in Kafka, its outbox id and its leader; None for a message without the
+    harvester's header."""
     found = origin_of(headers_of(message))
     if found is None:
         return None
@@ -27,19 +28,19 @@ def harvested(message: Message) -> dict[str, Any] | None:
 
 
 def smoke_message(mark: str) -> Iterator[tuple[str, str]]:
-    """Make the message of a smoke test."""
+    """Yield key and value of the message of a smoke test."""
     yield mark, json.dumps({"smoke_test": mark})
 
 
 def smoke_answer(mark: str, message: Message) -> dict[str, Any] | None:
-    """Return the coordinates of the message when it is the one of this smoke test."""
+    """Return the coordinates of a message if it is the message of this smoke test, else None."""
     if message.error() is not None or message.key() != mark.encode():
         return None
     return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
 
 
 def delivered(error: ClientError | None, message: Message) -> None:
-    """Raise KafkaError when a message was not delivered: the provider would only log that."""
+    """Raise KafkaError if a message was not delivered. Without this callback the provider would only log the error."""
     if error is not None:
         raise KafkaError(
             f"topic {message.topic()} did not take the message",

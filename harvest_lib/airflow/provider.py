@@ -1,6 +1,6 @@
-"""Description of this package for Airflow: the connection type, and the fields that its form shows.
+"""The description of this package for Airflow: the connection type, and the fields in the form of a connection.
 
-Airflow reads this in all its processes, so nothing is imported here.
+All of Airflow's processes import this module, so it imports nothing itself.
 """
 
 from typing import Any

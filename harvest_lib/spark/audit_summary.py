@@ -1,6 +1,6 @@
-"""Result of an audit as a row: the numbers of `harvest_audit.summary`.
+"""The result of an audit: the numbers of a row of `harvest_audit.summary`.
 
-Outside of `harvest_lib.spark.audit`, which needs Spark: readers of the table do not.
+This module is outside the package `harvest_lib.spark.audit`, which needs Spark: readers of the table do not need it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ MUST_BE_ZERO = (
     *("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "other_contents"),
     "keys_with_gaps",
 )
-"""The counts of an `AuditSummary` that make it not `ok`."""
+"""The counts of an `AuditSummary` that must be zero for it to be `ok`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSummary:
-    """The numbers of an audit, named as the columns of the table are."""
+    """The numbers of an audit, with the names of the table's columns."""
 
     audit_id: str
     at: datetime
@@ -28,37 +28,38 @@ class AuditSummary:
     """Records in Kafka, of any kind."""
     committed: int
     lost: int
-    """Committed records that the harvester has passed and that are not in Kafka."""
+    """Committed records that the harvester counts as delivered and that are not in Kafka."""
     duplicates_adjacent: int
-    """Copies by a term that had sent the record before, which directly follow it in their key's sequence."""
+    """Copies of a record by a term that had sent it before, directly after it in the key's sequence."""
     duplicates_separated: int
-    """Copies by a term that had sent the record before, with other records of their key between."""
+    """Copies of a record by a term that had sent it before, with other records of the key in between."""
     duplicates_cross_epoch: int
-    """Copies that a term sent after another term had: in flight when that term ended."""
+    """Copies of a record by a new term after an earlier term had sent it: it was in flight when that term ended."""
     reordered: int
-    """Steps back among the first occurrences of a key's records."""
+    """Records whose first copy follows a record of the same key with a higher outbox id."""
     unknown: int
     """Records in Kafka that were never committed."""
     foreign_messages: int
     """Messages in the topics that no harvester sent."""
     delay_p50_ms: float | None
-    """From the record's creation to Kafka's timestamp; None where nothing was delivered."""
+    """Median of the time from a record's creation to Kafka's timestamp, in milliseconds; None if nothing was
+    delivered."""
     delay_p95_ms: float | None
     delay_p99_ms: float | None
     delay_max_ms: float | None
     backlog_records: int
     """Committed records that wait in the outbox."""
     backlog_age_seconds: float
-    """Waiting time of the oldest of them; 0 if there are none."""
+    """Waiting time of the oldest record in the backlog; 0 without a backlog."""
     keys: int | None = None
-    """Keys whose records were compared, of each topic. None if a record is lost and its row was purged: then its key
-    is unknown."""
+    """Number of compared keys; a key counts once per topic. None if the row of a lost record was purged, so that the
+    record's key is unknown."""
     keys_with_gaps: int | None = None
-    """Keys with a record that is lost, out of order, unknown or of another content. All other keys are complete, in
-    order. None where `keys` is."""
+    """Keys with a record that is lost, out of order, unknown or of another content. All other keys are complete and in
+    order. None if `keys` is None."""
     other_contents: int = 0
-    """Records in Kafka under an id whose committed record has another value: the database was put back to an earlier
-    time and ids came again, or a row was changed after it was delivered. They are no copies of that record."""
+    """Records in Kafka that have the id of a committed record, but another value. The database was restored to an
+    earlier time and assigned ids again, or a row was changed after its delivery. Such a record counts as no copy."""
 
     @property
     def is_empty(self) -> bool:
@@ -67,12 +68,12 @@ class AuditSummary:
 
     @property
     def anomalies(self) -> tuple[str, ...]:
-        """The counts that must be zero and are not."""
+        """The names of the counts in MUST_BE_ZERO that are not zero."""
         return tuple(name for name in MUST_BE_ZERO if getattr(self, name))
 
     @property
     def ok(self) -> bool:
-        """True if committed records were found, and every count that must be zero is."""
+        """True if committed records were found, and all counts in MUST_BE_ZERO are zero."""
         return not self.is_empty and not self.anomalies
 
     def nothing_checked(self, allow: str) -> NothingChecked:
@@ -86,7 +87,7 @@ class AuditSummary:
 
 
 def require_summary(columns: Iterable[str]) -> None:
-    """Raise OutboxTableError unless these columns are a table of summaries."""
+    """Raise OutboxTableError unless a table with the given columns can hold summaries."""
     there = set(columns)
     if missing := [field.name for field in fields(AuditSummary) if field.name not in there]:
         raise OutboxTableError(
@@ -98,8 +99,8 @@ def require_summary(columns: Iterable[str]) -> None:
 
 
 def together(summaries: Sequence[AuditSummary]) -> AuditSummary:
-    """Return one summary of audits that each read other topics: their sums, as of the oldest, with the delays of the
-    slowest. A number that an audit does not know is None."""
+    """Return a single summary for audits of different topics: the sums of counts, the longest delays, and the time of
+    the oldest audit. A sum is None if any audit does not know the number."""
     oldest = min(summaries, key=lambda each: each.at)
     if len(summaries) == 1:
         return oldest

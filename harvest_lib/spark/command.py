@@ -45,16 +45,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def tell(text: str) -> None:
-    """Print a text at once: the process that reads along acts on it."""
+    """Print a line and flush it: a process that reads the output acts on each line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run(command: Callable[[], int | None], *, interrupted: str) -> int:
-    """Run a command; return its exit code, 0 where it returns none.
+    """Run a command; return its exit code, 0 if it returns None.
 
-    An error is printed in its own words, and its exit code returned. `interrupted` is printed on an interrupt: the
-    next step, or the state that is unchanged.
+    A HarvestError is printed, and its exit code returned. On an interrupt the text `interrupted` is printed (the next
+    step, or what is unchanged), and 130 returned.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a broken gateway is logged once, by the command
     try:

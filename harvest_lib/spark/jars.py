@@ -16,7 +16,7 @@ COMMAND = "export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the paths, commas between. Returns the exit code of the error if they cannot be downloaded."""
+    """Print the paths of the jars, separated by commas. Return 0, or the error's exit code if a download fails."""
     argparse.ArgumentParser(prog="python -m harvest_lib.spark.jars", description=__doc__).parse_args(arguments)
     state = default_state()
     try:

@@ -32,7 +32,7 @@ from harvest_lib.spark.sink.staging import sentence_of
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]
 
 Through = Literal["jdbc", "driver"]
-"""Ways of the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by a single COPY."""
+"""How rows get to Postgres: `jdbc` from Spark's tasks into a staging table, `driver` from the driver by COPY."""
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
@@ -51,13 +51,13 @@ def sink(
 ) -> BatchReport:
     """Write the frame's rows as records, and into the business `table` if given; return the batch's report.
 
-    All of it is committed, or nothing is. Columns of the frame go into the table's columns of the same name;
-    `batch_column` is a column that gets the batch's id. The frame must be the same each time it is computed: Spark
-    computes parts of it again when tasks fail.
+    The batch is committed as a whole or not at all. Columns of the frame go into the table's columns of the same name;
+    `batch_column` is a column of the table that gets the batch's id. The frame must be the same each time it is
+    computed: Spark computes parts of it again when tasks fail.
 
-    `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not, and is faster. It writes
-    records alone: key and headers of strings or whole numbers, a single column as the value, in ascending order of
-    numbers or times for each key. The driver holds all rows of a partition at once.
+    `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not, and is faster, but it
+    writes records alone: key and headers must be strings or integers, the value a single column, and `order_by` numbers
+    or times. The driver's memory must hold all rows of a partition.
 
     Raises ConfigError (a column, a type), OutboxTableError, RecordError (no key, too long), EmptyBatch unless
     `allow_empty`, BatchConflict (the id was used for other data), PromotionRefused or another DatabaseError.
@@ -96,9 +96,9 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `DataStreamWriter.foreachBatch`: each micro-batch is promoted once, under `stream:number`.
 
-    A stream that restarts from its checkpoint repeats its last micro-batch, which the ledger knows. Without its
-    checkpoint it counts from 0 again, and its numbers mean other data: that is refused (BatchConflict), and the stream
-    needs a new name.
+    A stream that restarts from its checkpoint repeats its last micro-batch; the ledger has it, so it is not written
+    again. A stream that lost its checkpoint counts from 0 again. The ledger has the same numbers with other data, so
+    the batch is refused (BatchConflict), and the stream needs a new name.
     """
     if not stream:
         raise ConfigError("the stream has no name", field="stream", next_step="name it: its batches are known by that")
@@ -190,7 +190,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         order_by=options.order_by,
     )
     jars = jdbc_jars(options.jdbc_jar) if options.through == "jdbc" else []
-    connect(options.dsn).close()  # before Spark is started for nothing
+    connect(options.dsn).close()  # an unreachable database is an error before Spark starts
     with (
         tempfile.TemporaryDirectory(prefix="outbox-sink-", ignore_cleanup_errors=True) as folder,
         spark_session(jars=jars, work_folder=Path(folder)) as spark,

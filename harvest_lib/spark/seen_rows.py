@@ -1,14 +1,15 @@
-"""The last rows that a snapshot saw, as evidence that a server has them still: an offset or a state names them.
+"""Evidence that a server was not restored to an earlier time: it still has the last rows that a snapshot saw.
 
-A Postgres that was put back to an earlier time gives the ids of its transactions and records a second time. Rows of
-such transactions are seen by a snapshot that was taken before, so a reader that goes on from it would skip them. That
-the log or the transactions end before the snapshot shows it for a while, until the writers have made both longer. What
-stays is that the last rows are gone, or that rows are there now that the snapshot would have seen and did not.
+A Postgres that was restored to an earlier time assigns the ids of transactions and records a second time. To an older
+snapshot the rows with repeated ids count as seen, so a reader that continues from that snapshot would skip them.
+At first the server's log, or its newest transaction id, shows the restore: it ends before the snapshot. New writes soon
+pass the snapshot. Two signs last: the last rows that the snapshot saw are gone, or there are rows that the snapshot
+would have seen and did not. So the offset of a stream and the state of an audit include the last rows.
 
 Promises
-- `require` passes only on a server on which every transaction that the snapshot saw ended has ended, with no other
-  rows among the last than were there. It detects a change as long as a segment with one of these rows is there.
-- Rows of segments that were dropped since are not missed.
+- `require_seen` passes only if all transactions that had ended in the snapshot have ended on this server, and exactly
+  the same last rows are there. It detects a restore as long as a segment with any of the last rows exists.
+- Rows of segments that were dropped since then do not count as missing.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +25,16 @@ from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.source.pg_snapshot import Snapshot
 
 SeenRows = Mapping[str, Any]
-"""`rows` are id and digest of the last, by transaction and id; none before `from` (transaction, id) is among them, and
-none with an id below `floor`. It goes through JSON as it is."""
+"""`rows` are pairs of id and digest of the last rows in the order of (transaction, id). They begin at the pair `from`,
+and leave out ids below `floor`. JSON can represent the mapping unchanged."""
 
 _ROWS = 16
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**63 - 1
 
-# By the index on (transaction_id, id), whatever the statistics of a table that grows at its end.
+# Forces the index on (transaction_id, id), whatever the statistics of a table that grows at its end.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
 
-# Between transactions that were in progress lie the ranges of the ended: rows of an open transaction are skipped.
+# Each range lies between two transactions that were in progress: rows of an open transaction are skipped.
 _LAST = """
 SELECT found.transaction_id::text, found.id, found.digest FROM (
   SELECT low, coalesce(lead(low) OVER (ORDER BY low), pg_snapshot_xmax(%(seen)s::pg_snapshot)) AS high
@@ -104,7 +105,7 @@ def _last(
     """Return transaction, id and digest of the last rows, the last row first."""
     statement = sql.SQL(_LAST).format(table=in_statement(outbox.identifier))
     values = {"seen": seen, "before": str(before), "floor": floor, "limit": limit}
-    with translated(), connection.transaction(force_rollback=True):  # which undoes the settings
+    with translated(), connection.transaction(force_rollback=True):  # the rollback undoes the settings
         connection.execute(_SETTINGS)
         rows = connection.execute(statement, values).fetchall()
     return [(int(transaction), record_id, digest) for transaction, record_id, digest in rows]

@@ -37,7 +37,7 @@ logger.aborted.level = off
 
 
 def jdbc_jars(option: str | None) -> list[Path]:
-    """Return the jars that hold the Postgres JDBC driver: the option's, else the environment's (commas between them).
+    """Return the paths of jars in the option, else in the variable HARVEST_SPARK_JARS; both are separated by commas.
 
     Raises ConfigError when no jar is named or a jar does not exist.
     """
@@ -59,9 +59,10 @@ def jdbc_jars(option: str | None) -> list[Path]:
 def spark_session(
     *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester", is_long: bool = False
 ) -> Iterator[SparkSession]:
-    """Start a Spark session on two local cores and stop it at the end; a session that `is_long` compiles more.
+    """Start a Spark session on two local cores, and stop it when the block ends.
 
-    A session that runs in this process already is used instead, and left running. Everything Spark writes (shuffle
+    With `is_long` Java compiles more thoroughly, which pays off in a long job. If the process already has a running
+    session, that session is used, and left running. Everything Spark writes (shuffle
     files, warehouse, copies of jars) goes below `work_folder`, which the caller removes. Raises ConfigError when Java
     is missing.
     """
@@ -74,8 +75,8 @@ def spark_session(
     logging_file.write_text(_LOG4J)
     java_options = " ".join(
         [
-            # For a job of seconds, compiling less and collecting simply is faster: 32 s of CPU instead of 51 for all
-            # twelve months of flights (2 cores).
+            # A job of seconds is faster with less compilation and the serial garbage collector: 32 s of CPU instead of
+            # 51 for all twelve months of flights (2 cores).
             *([] if is_long else ["-XX:TieredStopAtLevel=1"]),
             "-XX:+UseSerialGC",
             f'"-Dlog4j2.configurationFile={logging_file.as_uri()}"',

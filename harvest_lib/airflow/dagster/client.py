@@ -1,7 +1,7 @@
-"""A client of Dagster's GraphQL API that starts and follows runs. It does not block.
+"""An asynchronous client of Dagster's GraphQL API that starts and follows runs.
 
-Answers are values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable` may be
-temporary: the caller may try again.
+Methods return plain values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable`
+may be temporary: the caller may try again.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _EVIDENCE = 500
 
 
 class DagsterUnreachable(DagsterError):
-    """Dagster does not answer, for now: check its address and whether the webserver runs."""
+    """Dagster does not answer at present: check its address, and whether the webserver runs."""
 
 
 class JobMissing(DagsterError):
-    """No code location has the job, or several have it: name job and location as Dagster's UI shows them."""
+    """No code location has the job, or several have it: write job and location as in Dagster's UI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a run: steps that succeeded, checks as `asset:check`, and the failures of steps in a single line."""
+    """The work of a run. `steps` is the number of steps that succeeded, checks are named `asset:check`, and `failures`
+    describes all failures of steps in a single line."""
 
     steps: int
     planned: frozenset[str]
@@ -79,7 +80,7 @@ class DagsterClient:
     """Client of a Dagster webserver."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Prepare; nothing is read or sent yet."""
+        """Make a client. It reads and sends nothing before the first request."""
         self.url = endpoint.url
         self._endpoint = endpoint
         self._http: httpx.AsyncClient | None = None
@@ -93,10 +94,10 @@ class DagsterClient:
         return f"{self.url}/runs/{run_id}"
 
     async def find_job(self, name: str, location: str = "") -> Job:
-        """Return where the job is.
+        """Return the job with its repository and code location.
 
-        Raises JobMissing when no location has it, or several have it and no location was named; DagsterUnreachable when
-        it may be in a location that does not load.
+        Raises JobMissing if no location has the job, or if several have it and `location` is empty; DagsterUnreachable
+        if the job may be in a location that does not load.
         """
         answer = _expect(await self._ask(queries.JOBS), "workspaceOrError", "Workspace")
         entries = [entry for entry in answer["locationEntries"] if location in {"", entry["name"]}]
@@ -139,11 +140,11 @@ class DagsterClient:
         return await self._runs({"tags": _tag_list(tags)})
 
     async def run(self, run_id: str) -> Run | None:
-        """Return the run, None when Dagster no longer has it."""
+        """Return the run, None if Dagster has no such run any more."""
         return next(iter(await self._runs({"runIds": [run_id]})), None)
 
     async def launch(self, job: Job, *, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
-        """Start a run. If the connection breaks, it may have been started all the same: search for its tags."""
+        """Start a run. If the connection breaks, the run may have started nevertheless: search for its tags."""
         parameters = {
             "selector": {
                 "jobName": job.name,
@@ -157,7 +158,7 @@ class DagsterClient:
         return _run(_expect(answer, "launchRun", "LaunchRunSuccess")["run"])
 
     async def work(self, run_id: str) -> Work:
-        """Return the work of a run, with the first cause of each failure."""
+        """Return the work of a run, with the root cause of each failure."""
         planned, passed, failed = set[str](), set[str](), set[str]()
         errors: list[str] = []
         after: str | None = None
@@ -184,7 +185,7 @@ class DagsterClient:
         )
 
     async def terminate(self, run_id: str) -> None:
-        """Request Dagster to end a run; an ended run stays as it is."""
+        """Ask Dagster to end a run. A run that has ended does not change."""
         await self._ask(queries.TERMINATE, {"runId": run_id})
 
     async def _runs(self, filters: Mapping[str, Any]) -> list[Run]:
@@ -195,7 +196,7 @@ class DagsterClient:
     async def _ask(self, query: str, variables: Mapping[str, Any] | None = None) -> Any:
         source = self._endpoint.source
         if self._http is None:
-            # Certificates are read from files, which would block the event loop.
+            # In a thread, because reading certificates from files would block the event loop.
             verify = await asyncio.to_thread(self._endpoint.tls)
             self._http = httpx.AsyncClient(headers=self._endpoint.headers, timeout=_REQUEST_SECONDS, verify=verify)
         try:
@@ -231,7 +232,7 @@ class DagsterClient:
         return answer["data"]
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Return the client."""
         return self
 
     async def __aexit__(
@@ -247,7 +248,7 @@ class DagsterClient:
 
 
 def _tls_trouble(error: BaseException, source: str) -> str:
-    """Return the remedy for a failure of TLS, empty for another failure. No retry changes a failure of TLS."""
+    """Return the next step after a failure of TLS, which no retry can cure; empty for any other failure."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -276,7 +277,7 @@ def _json(response: httpx.Response) -> dict[str, Any]:
 
 
 def _expect(answer: Any, field: str, kind: str) -> Any:
-    """Return the field's content when it is of the kind; else raise DagsterRefused with Dagster's message."""
+    """Return the content of a field if its GraphQL type is `kind`, else raise DagsterRefused with Dagster's message."""
     content = answer[field]
     if content["__typename"] == kind:
         return content
@@ -298,7 +299,7 @@ def _check(content: Mapping[str, Any]) -> str:
 
 
 def _root(error: Mapping[str, Any]) -> str:
-    """Return the first cause that has a message: the outer causes report only that a step failed."""
+    """Return the message of the innermost cause: the outer causes report only that a step failed."""
     chain = [error, *error.get("causes", ())]
     return " ".join(str(chain[-1]["message"]).split())
 

@@ -1,6 +1,6 @@
-"""Address of a Dagster webserver and its credentials: read from an Airflow connection, or from DAGSTER_URL.
+"""The address and the credentials of a Dagster webserver, from an Airflow connection or from DAGSTER_URL.
 
-Errors name the setting to correct, and never show possible secrets.
+Errors name the setting to correct, and never show a value that may be a secret.
 """
 
 import base64
@@ -31,15 +31,15 @@ class DagsterError(HarvestError):
 
 
 class DagsterRefused(DagsterError):
-    """Dagster refuses: check credentials, versions and the request."""
+    """Dagster refuses a request: check credentials, versions and the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A webserver: `url` without user and password, `source` names the setting to correct if it is wrong.
+    """A webserver. `url` has no user and no password; `source` names the setting to correct if `url` is wrong.
 
-    `ca_file` names the certificates to trust; if empty, the system's. Without `verify` any certificate is
-    accepted.
+    `ca_file` names the file of trusted certificates; if it is empty, the system's certificates are trusted. If `verify`
+    is false, any certificate is accepted.
     """
 
     url: str
@@ -49,7 +49,7 @@ class Endpoint:
     ca_file: str = ""
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return how certificates are checked. Reads files, so call it outside an event loop's thread."""
+        """Return the TLS context, False for no check. It reads files, so call it outside an event loop's thread."""
         if not self.url.startswith("https:") or not self.verify:
             return False
         if not self.ca_file:
@@ -65,7 +65,7 @@ class Endpoint:
 
 
 def from_url(url: str) -> Endpoint:
-    """Return the endpoint of DAGSTER_URL, which may hold user and password."""
+    """Return the endpoint for the value of DAGSTER_URL, which may contain user and password. Raises DagsterRefused."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:

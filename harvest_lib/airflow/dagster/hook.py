@@ -1,4 +1,4 @@
-"""The Airflow connection to Dagster: of type `dagster`, read where it is used, and never handed on."""
+"""The hook for Airflow connections of type `dagster`. Only the process that uses a connection reads its secrets."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ class DagsterHook(BaseHook):
     hook_name = "Dagster"
 
     def __init__(self, conn_id: str = CONN_ID) -> None:
-        """Prepare; the connection is read when it is used."""
+        """Make a hook. The connection is read at its first use."""
         super().__init__()
         self.conn_id = conn_id
 
     async def client(self) -> DagsterClient:
-        """Return a client, to be used as an asynchronous context manager.
+        """Return a client, which is an asynchronous context manager.
 
-        Raises ConnectionMissing, or DagsterRefused for a connection that makes no sense. Does not block the event loop.
+        Raises ConnectionMissing, or DagsterRefused for an invalid connection. It does not block the event loop.
         """
         return DagsterClient(await self._endpoint())
 
@@ -66,5 +66,5 @@ class DagsterHook(BaseHook):
                 "or correct conn_id",
             ) from error
         with suppress(ValueError):
-            await amask_secret(json.loads(connection.extra or "{}"))  # Airflow masks only the whole text by itself
+            await amask_secret(json.loads(connection.extra or "{}"))  # Airflow itself masks only the whole text
         return from_connection(self.conn_id, connection)

@@ -1,12 +1,13 @@
-"""Start a Dagster job from Airflow and wait for it, holding no worker and starting it once.
+"""The operator that starts a Dagster job once, and waits for it without holding a worker, and its trigger.
 
-The operator defers to the trigger at once. The trigger keeps the promises of `wait`; it may be moved, killed and
-restarted at any point. A task that Airflow retries adopts a run that goes on or has succeeded; if a run failed under an
-earlier try, a new run is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
-Killing the task in Airflow ends the run in Dagster; a timeout does not.
+The operator defers to the trigger at once. The trigger follows the steps of `wait`; it may be moved, killed and
+restarted at any point. If Airflow retries the task, the new try adopts a run that has not ended or has succeeded; if
+the run of an earlier try failed, the new try starts a new run. Clearing the task also starts a new run: the run's tag
+includes the number of tries before the task was cleared. Killing the task in Airflow ends the run in Dagster; a timeout
+does not.
 
-Dagster's address and credentials are read where the trigger runs, from the Airflow connection `conn_id`. The trigger's
-arguments name the connection only, so that no secret goes through them into Airflow's database.
+The process of the trigger reads Dagster's address and credentials from the Airflow connection `conn_id`. The trigger's
+arguments have only the name of the connection, so that no secret gets into Airflow's database.
 """
 
 import json
@@ -33,10 +34,10 @@ _BACKSTOP = timedelta(minutes=2)
 
 
 class DagsterRunTrigger(BaseTrigger):
-    """Trigger that fires once, with the result of `wait.outcome`, when there is nothing more to wait for."""
+    """The trigger that waits for a run, and fires once, with the result of `wait.outcome`."""
 
     def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
-        """Prepare. The arguments are the fields of `Request`, the attempt as a mapping, and the connection's name."""
+        """Make a trigger. `request` and `attempt` are the fields of `Request`, `attempt` as a mapping."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.conn_id = conn_id
         self.request = Request(attempt=TaskAttempt(**attempt), **request)
@@ -46,7 +47,7 @@ class DagsterRunTrigger(BaseTrigger):
         return f"{__name__}.{type(self).__name__}", {**asdict(self.request), "conn_id": self.conn_id}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, and fire once."""
+        """Wait for the run, and yield a single event."""
         try:
             async with await DagsterHook(self.conn_id).client() as client:
                 event = await outcome(client, self.request)
@@ -85,11 +86,11 @@ class DagsterJobOperator(BaseOperator):
         allow_empty: bool = False,
         **arguments: Any,
     ) -> None:
-        """Prepare. `location` is needed only when several code locations have a job of this name.
+        """Make the task. `location` is needed only if several code locations have a job of this name.
 
-        `partition` is the one to run of a partitioned job. `conn_id` names an Airflow connection of type `dagster`;
-        without a connection `dagster_default` the address in DAGSTER_URL is used. A run that succeeds without having
-        run a step, or with a check that was planned and not evaluated, fails the task unless `allow_empty`.
+        `partition` is the partition to run, if the job is partitioned. `conn_id` names an Airflow connection of type
+        `dagster`; if there is no connection `dagster_default`, the address in DAGSTER_URL is used. A run that succeeds
+        without a step, or without evaluating a planned check, fails the task unless `allow_empty`.
         """
         super().__init__(**arguments)
         self.job_name = job_name
@@ -116,13 +117,13 @@ class DagsterJobOperator(BaseOperator):
             patience_seconds=self.patience.total_seconds(),
             allow_empty=self.allow_empty,
         )
-        # Airflow's own timeout knows no cause; it is there for the case that no triggerer runs at all.
+        # An error by Airflow's own timeout has no cause. The timeout is for the case that no triggerer runs at all.
         self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)
 
     def on_kill(self) -> None:
-        """End this process: the worker's, or the one of `dag.test()`, where the trigger waits too.
+        """End this process: a worker's, or the process of `dag.test()`, in which the trigger waits too.
 
-        Airflow has put a handler in place of SIGTERM's own effect that does no more than call this.
+        Airflow's own handler of SIGTERM only calls this method, and does not end the process.
         """
         raise SystemExit(128 + signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Queries to Dagster (GraphQL of Dagster 1.13), by name."""
+"""The GraphQL queries to Dagster 1.13."""
 
 _RUN = "runId status creationTime tags { key value }"
 

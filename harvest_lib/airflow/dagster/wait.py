@@ -1,10 +1,10 @@
-"""Find the Dagster run of a task or start it, once, and wait for its end. Knows nothing of Airflow.
+"""Find the Dagster run of a task, or start a run once, and wait for its end. This module knows nothing of Airflow.
 
-    1. search for a run that carries the tag `airflow/task` of the task; only if there is none, start a run with it
-    2. search again, since another process may have done the same meanwhile: the older run counts, the newer is ended
-    3. query that run until it has finished, Dagster refuses, is unreachable for too long, or time is over
+    1. search for a run with the task's tag `airflow/task`; if there is none, start a run with that tag
+    2. search again, since another process may have started a run too: the older run counts, and the newer is ended
+    3. query the run until it has finished, Dagster refuses, Dagster is unreachable for too long, or time is over
 
-All state is in the arguments and in Dagster, so this may be killed and restarted at any point.
+All state is in the arguments and in Dagster, so the process may be killed and restarted at any point.
 """
 
 import asyncio
@@ -29,43 +29,44 @@ class DagsterRunFailed(DagsterError):
 
 
 class DagsterRunEmpty(DagsterError):
-    """The Dagster run succeeded and has done nothing, or left a check unevaluated: check the selection of its job."""
+    """The Dagster run succeeded without a step, or without evaluating a check: check the selection of its job."""
 
 
 class DagsterRunUnfinished(DagsterError):
-    """The Dagster run goes on after the time it was given: check it in Dagster, or give it more time."""
+    """The Dagster run has not finished in the given time: check the run in Dagster, or give it more time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAttempt:
-    """The requesting task, and the number of its try."""
+    """A try of an Airflow task: the task's path, and the number of the try."""
 
     task: str
     number: int
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags a run started by this attempt carries."""
+        """The tags of a run that this attempt starts."""
         return {TASK_TAG: self.task, TRY_TAG: str(self.number)}
 
     def choose(self, runs: Sequence[Run]) -> Run | None:
-        """Return the valid run of the task, the oldest first; None when a run has to be started.
+        """Return the run that counts for this attempt, None if a run has to be started. `runs` begin with the oldest.
 
-        A run that goes on or has succeeded is valid whichever try started it; a failed run is valid for its own try
-        only.
+        A run that has not failed counts for every try of the task; a failed run counts only for the try that started
+        it. The oldest run that has not failed comes first.
         """
         ours = [run for run in runs if not run.failed or run.tags.get(TRY_TAG) == str(self.number)]
-        # A run ended as the newer of two must not be taken for the attempt's failure.
+        # A run that was ended as the newer of two must not count as the attempt's failure.
         return next((run for run in ours if not run.failed), ours[0] if ours else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request of a run: the job, the attempt, and how long to wait.
+    """The request for a run: the job, the attempt, and how long to wait.
 
-    `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
-    Unix time, so that a restart does not move it; `patience_seconds` is how long Dagster may be unreachable at a
-    time. A run that succeeded without a step, or with a check that was not evaluated, counts only with `allow_empty`.
+    `location` may be empty if a single code location has the job, `partition` if the job has no partitions. `deadline`
+    is Unix time, so that a restart does not move it; `patience_seconds` is the longest time for which Dagster may be
+    unreachable. A run that succeeded without a step, or with a check that was not evaluated, counts as a success only
+    with `allow_empty`.
     """
 
     job_name: str
@@ -80,15 +81,15 @@ class Request:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags a run carries that is started for this."""
+        """The tags of a run that is started for this request."""
         return {**self.attempt.tags, **({PARTITION_TAG: self.partition} if self.partition else {})}
 
 
 async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
-    """Wait, and return the outcome in a form that can be stored.
+    """Wait for the run, and return its outcome as a mapping of texts.
 
-    `outcome` is `succeeded`, with `run_id` and `url`; or `failed`, or `refused`, which no retry will change, with
-    `cause`, `evidence` and `next_step`.
+    The key `outcome` is `succeeded`, with the keys `run_id` and `url`; or it is `failed` or `refused`, with the keys
+    `cause`, `evidence` and `next_step`. No retry changes the outcome `refused`.
     """
     try:
         run = await _followed(client, request)

@@ -1,11 +1,11 @@
-"""The audit by Spark: compares committed records with Kafka. For logs too large for a single process.
+"""The audit by Spark, which compares committed records with Kafka, for logs that are too large for a single process.
 
 run          an audit from end to end
 kafka_side   the records in Kafka
 committed    the committed records, and the records that wait
 comparison   aggregates by record, windows by key
 stages       the steps of Spark, in order
-state        the state of an audit for the next
+state        the state that an audit saves for the next audit
 results      the tables in the schema `harvest_audit`
 """
 

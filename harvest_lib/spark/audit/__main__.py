@@ -71,7 +71,7 @@ def _arguments() -> Parser:
 
 
 def place_of(options: argparse.Namespace, *, for_producer: bool = False) -> dict[str, Any]:
-    """Return Postgres, Kafka, and the outbox to audit there: from options, YAML, environment."""
+    """Return the arguments of `audit` for Postgres, Kafka and the outbox: from options, else YAML, else environment."""
     path = options.config or (Path(os.environ[_CONFIG]) if os.environ.get(_CONFIG) else None)
     harvest = load(path).harvest if path is not None else None
     dsn = options.dsn or (harvest.data_source.conninfo() if harvest else os.environ.get(_DSN))

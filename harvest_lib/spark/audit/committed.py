@@ -1,15 +1,16 @@
-"""The side of Postgres: committed records, as of one snapshot, and the records still to be delivered.
+"""Postgres' side of the audit: the committed records as of one snapshot, and the records still to be delivered.
 
-Where rows stay in the outbox (a native table that is read, not marked) the outbox itself has the committed records, and
-the subscription's row shows how far they were delivered. Where they are purged on delivery, the business rows of the
-batches that the ledger lists were committed, and rows still in the outbox, or parked beside it, wait.
+If rows stay in the outbox (a native table that the harvester reads without marking), the committed records are the rows
+of the outbox, and the subscription's row shows how far they were delivered. If rows are deleted on delivery, the
+committed records are the business rows of the batches in the ledger; rows that are still in the outbox wait, and parked
+rows could not be sent.
 
-All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
-tasks read, how often and when, is as it was.
+All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive. So Spark's tasks
+read the same rows, however often and whenever they read.
 
-Rows that row-level security hides from the audit's role would be missing here, and their loss in Kafka would go
-unnoticed. So it refuses tables of which it does not see all rows. It checks their policies after it has read them, when
-its locks keep the policies as they are. It also refuses tables that were rewritten or emptied after the snapshot was
+Row-level security could hide rows from the audit's role, and a loss of hidden rows in Kafka would go unnoticed. So the
+audit refuses a table if it does not see all rows of it. It checks the policies after it has read the table, when its
+locks prevent changes of the policies. It also refuses tables that were rewritten or emptied after the snapshot was
 taken: the snapshot does not show their rows.
 """
 
@@ -44,7 +45,7 @@ _FETCH_ROWS = 5_000
 _BLOCK_IDS = 4_096
 
 Committed = Literal["auto", "outbox", "ledger"]
-"""Source of the committed records; `auto` is found out."""
+"""Source of the committed records; `auto` chooses by the outbox and its subscription."""
 
 _OUTER: Mapping[str, sql.Composable] = {
     name: sql.Identifier("o", name) for name in ("id", "transaction_id", "kafka_topic", "kafka_key")
@@ -53,9 +54,9 @@ _OUTER: Mapping[str, sql.Composable] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Business:
-    """The business rows whose records are audited: their table, its ledger beside it, their ids.
+    """The business table whose records are audited. Its ledger is the table of the same name with `_batches`.
 
-    `id_column` has the value of the header `id_header` of a row's record; it must be an integer.
+    `id_column` is an integer column. The header `id_header` of a row's record has the same value.
     """
 
     table: str = "flights"
@@ -65,7 +66,7 @@ class Business:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Rows for Spark to read: a statement with the columns of a comparison, and the column its parts go by."""
+    """A query for Spark. The column `by`, with values from `lowest` to `highest`, divides the rows into parts."""
 
     statement: str
     by: str
@@ -75,7 +76,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Backlog of an outbox that is purged; `since` is the creation time of the oldest, in microseconds of Unix time."""
+    """The backlog of an outbox whose rows are deleted on delivery. `since` is the creation time of the oldest record,
+    in microseconds of Unix time."""
 
     records: int
     since: int | None
@@ -83,10 +85,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Reads of an audit in Postgres, as of the snapshot; `at` is its time by the server's clock, Unix time.
+    """All reads of an audit in Postgres, as of a snapshot. `at` is the snapshot's Unix time by the server's clock.
 
-    `floor` is the lowest outbox id that is still there, if any were dropped. `waiting` is None where the comparison
-    itself counts the backlog. `policies_apply` where policies of row-level security are in force, and show all rows.
+    `floor` is the lowest outbox id that was not dropped, None if nothing was dropped. `waiting` is None if the
+    comparison itself counts the backlog. `policies_apply` is true if policies of row-level security apply, and show
+    all rows.
     """
 
     snapshot: str
@@ -102,9 +105,9 @@ class Taken:
     target: JdbcTarget = field(repr=False)
 
     def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
-        """Return the committed records: record, since, state, content, is_new.
+        """Return the committed records with the columns record, since, state, content and is_new.
 
-        `still_open` has the records of earlier audits that had not come: their state is read again.
+        `still_open` are records that earlier audits did not find in Kafka: their state is read again.
         """
         rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))
         if self.states is None:
@@ -112,13 +115,13 @@ class Taken:
                 return rows
             known = self._among(spark, self.everything, still_open, ranges)
             return rows.unionByName(known.withColumn("is_new", F.lit(False)))
-        # Nearly all committed records are purged: the few that are not are the side that is sent around.
+        # Nearly all committed records are purged, so the small side of the join is the few that are not.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
         return rows.withColumn("content", F.lit(None).cast("bigint"))  # the values of purged rows are unknown
 
     def keys_of(self, spark: SparkSession, records: DataFrame) -> DataFrame | None:
-        """Return topic and key of committed records, None if they are unknown: the rows are purged."""
+        """Return topic and key of committed records, None if the rows are purged, so that both are unknown."""
         if self.everything is None:
             return None
         return self._among(spark, self.everything, records, _ranges(records)).select("topic", "key")
@@ -149,10 +152,10 @@ class Taken:
 def known_from(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, committed: Committed
 ) -> tuple[Committed, Sequence[SubscriptionShard]]:
-    """Return the source of committed records, outbox or ledger, and the shards of the outbox's subscription.
+    """Return the source of committed records, `outbox` or `ledger`, and the subscription's shards if they were read.
 
-    A native table counts as read, unless its subscription marks. Raises OutboxTableError, or CheckpointError if the
-    outbox has subscriptions, but not this one.
+    `auto` chooses the outbox for a native table, unless its subscription marks rows. Raises OutboxTableError, or
+    CheckpointError if the outbox has subscriptions, but none of this name.
     """
     kind = outbox.check_columns(connection)
     if committed == "outbox":
@@ -174,9 +177,10 @@ def taken_from_outbox(
     target: JdbcTarget,
     before: str | None = None,
 ) -> Taken:
-    """Take the rows of a native outbox for the topics, without rows that an earlier audit's snapshot `before` saw.
+    """Return the reads of a native outbox for the topics. `before` is the snapshot of an earlier audit, whose rows
+    `committed` leaves out.
 
-    The connection is in the transaction that keeps the snapshot.
+    The connection must be in the transaction that keeps the snapshot.
     """
     filters = filter_conditions(shards[0].topics, shards[0].keys, _OUTER) if shards else []
     placed = outbox.placed(connection)
@@ -218,7 +222,7 @@ def taken_from_ledger(
     topics: Sequence[str],
     target: JdbcTarget,
 ) -> Taken:
-    """Take the business rows of the ledger's batches, and rows that still wait in the outbox or are parked."""
+    """Return the reads of the business rows of the ledger's batches, and of rows that still wait or are parked."""
     table, ledger = OutboxTable.parse(business.table), OutboxTable(name_parts(business.table, "_batches"))
     _check_business(connection, table, ledger, business.id_column)
     id_column = sql.Identifier("b", business.id_column)
@@ -284,15 +288,15 @@ def _check_business(
 
 
 def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
-    """Return True if policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of a
-    table are hidden."""
+    """Return True if policies of row-level security apply to one of the tables. A table may be missing. Raises
+    DatabaseAccessDenied if rows of a table are hidden."""
     with _hiding_named():
         return check_all_rows(connection, [each.identifier for each in tables])
 
 
 @contextmanager
 def _hiding_named() -> Iterator[None]:
-    """Explain in the error why hidden rows refuse the audit."""
+    """Raise DatabaseAccessDenied again with an explanation why an audit with hidden rows is refused."""
     try:
         yield
     except DatabaseAccessDenied as error:
@@ -332,7 +336,7 @@ def _since(connection: psycopg.Connection[Any], statement: sql.Composed, before:
 
 
 def _ranges(records: DataFrame) -> list[tuple[int, int]]:
-    """Return ranges of ids that hold all the records: few ranges, as waiting records are mostly neighbours."""
+    """Return a few ranges of ids that contain all the records. Waiting records mostly have adjacent ids."""
     blocks = records.groupBy(F.floor(F.col("record") / _BLOCK_IDS)).agg(F.min("record"), F.max("record")).collect()
     ranges: list[tuple[int, int]] = []
     for _, low, high in sorted(map(tuple, blocks)):
@@ -344,5 +348,5 @@ def _ranges(records: DataFrame) -> list[tuple[int, int]]:
 
 
 def _unbound(condition: sql.Composable) -> sql.SQL:
-    """Return a condition of a statement with bound values, where each % is doubled, for a statement without values."""
+    """Return a condition for a statement without bound values: each doubled % in it becomes a single %."""
     return sql.SQL(condition.as_string(None).replace("%%", "%"))

@@ -5,20 +5,20 @@
                      └─► by key's sequence: sorted by offset ─► steps back, copies that are adjacent
                               └─► by key, as it is sorted already, with the keys of lost records ─► keys with gaps
 
-One shuffle each, of narrow rows. Nothing is collected but the numbers; aggregates and sorts spill to disk, so that
-memory is bounded whatever the size. The records of a key are sorted by one task, even billions of them.
+Each comparison shuffles narrow rows once. Only the numbers are collected. Aggregates and sorts spill to disk, so memory
+is bounded for any size. One task sorts all records of a key, even billions.
 
-A *record* is the unit compared: an outbox id, or the value of a configured header. Its *sequence* is the sequence of
-its key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is a key of a topic with a
-lost, reordered or unknown record. Knows neither Kafka nor Postgres.
+A *record* is the unit compared: an outbox id, or the value of a configured header. Its *sequence* is all copies of its
+key's records in one partition of a topic; outbox ids should ascend in it. A key has a *gap* if one of its records in a
+topic is lost, reordered or unknown. This module knows neither Kafka nor Postgres.
 
 A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, content,
-`is_settled` (false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for records
-dropped from the outbox since). A frame `committed` has record, since, state, content (null if it is unknown, and
-not compared), and `is_new`: false if an earlier audit counted it.
+`is_settled` (false if the copy may be later than the snapshot of Postgres) and `is_judged` (false also if the outbox
+has dropped the record). A frame `committed` has record, since, state, content (null if it is unknown, and then not
+compared) and `is_new` (false if an earlier audit counted the record).
 
-A message under the id of a record with another committed content is no copy of it: the id came again. `others`
-finds them, and the comparison is made again without them.
+A message with the id of a committed record, but with another content, is no copy of that record: the id was assigned
+twice. `others` finds such messages, and the comparison is repeated without them.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 MUST_COME, PARKED, WAITS = 0, 1, 2
-"""States of a committed record: its harvester has passed it, could not send it, or has not passed it yet."""
+"""States of a committed record: the harvester has delivered it, could not send it, or has not reached it yet."""
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
-"""Kinds of a second copy of a record. A copy that another term sent is the third, wherever it is."""
+"""Kinds of a repeated copy of a record. A copy from a term that had not sent the record before is `cross_epoch`."""
 
 LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown"
 """The kinds of findings."""
@@ -41,8 +41,8 @@ LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown
 COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at", "content")
 """The columns of a copy."""
 ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id", "has_gap")
-"""The columns of the end of a sequence: its last record, where that is, the outbox id of its last first copy, and
-whether a record of its key was out of order or unknown."""
+"""The columns of the end of a sequence: the place and the record of its last copy, the `outbox_id` of its last copy
+that repeats no earlier copy, and whether a record of the key was out of order or unknown (`has_gap`)."""
 
 _PLACE = ("topic", "partition", "offset")
 _PERCENTILES = (0.5, 0.95, 0.99)
@@ -50,9 +50,9 @@ _ACCURACY = 10_000
 
 
 def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Return a row for each record that was committed or came, with its findings.
+    """Return a row for each record that was committed or is in Kafka, with its findings.
 
-    `earlier` has the copies that an earlier audit read of records that came again.
+    `earlier` are the copies from earlier audits of records that have further copies now.
     """
     known_content = F.col("content").alias("known_content")
     copies = observed.select(
@@ -65,7 +65,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         committed.select("record", "since", "state", known_content, F.col("is_new").cast("int").alias("is_new")),
         allowMissingColumns=True,
     )
-    # Buffers of fixed width alone, so that it is a hash aggregate and nothing is sorted.
+    # All buffers have a fixed width, so that Spark uses a hash aggregate and sorts nothing.
     verdicts = rows.groupBy("record").agg(
         F.max("outbox_id").alias("outbox_id"),
         F.count("at").alias("copies"),
@@ -91,7 +91,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
         F.coalesce(differs, F.lit(False)).alias("has_others"),
         "content",
-        # Records without a settled copy: the next audit reads their copies again, and needs to know them.
+        # Records without a settled copy: the next audit reads their copies again, and needs these records for that.
         (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
         F.when(
             known & (F.col("copies") > 0) & (F.col("before") == 0), _milliseconds("at") - _milliseconds("since")
@@ -100,7 +100,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
 
 
 def others(observed: DataFrame, differing: DataFrame) -> DataFrame:
-    """Return the messages with another content than was committed under their record.
+    """Return the messages with a content that differs from the committed content of their record.
 
     `differing` are rows of `by_record` with `has_others`.
     """
@@ -109,9 +109,9 @@ def others(observed: DataFrame, differing: DataFrame) -> DataFrame:
 
 
 def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Return the copies of records that came more than once: each copy's number, and the senders of the copies before.
+    """Return the copies of records with several copies, each with its relation to the record's copies before it.
 
-    `repeated` has the records. Copies of an earlier audit count, and are not returned.
+    `repeated` are these records. The copies in `earlier`, from earlier audits, are compared, but not returned.
     """
     copies = observed.select(*COPY, "is_settled", F.lit(1).alias("turn"))
     if earlier is not None:
@@ -143,11 +143,11 @@ def by_sequence(
     lost: DataFrame | None = None,
     other: DataFrame | None = None,
 ) -> DataFrame:
-    """Return a row for each copy, with findings on it and on the previous copies of its key.
+    """Return a row for each copy, with the findings on the copy and on its key.
 
-    `repeated` is the result of `repeats`, None without a repeat. `ends` are the ends of an earlier audit. `unknown` has
-    the records that were never committed, `lost` topic and key of each lost record, `other` the result of `others`;
-    None without any.
+    `repeated` is the result of `repeats`, `ends` the ends of sequences from the last audit, `unknown` the records that
+    were never committed, `lost` topic and key of each lost record, and `other` the result of `others`. Each is None if
+    there are none. Rows of `ends`, `lost` and `other` are returned too, with `is_there` false.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))
     if repeated is not None:
@@ -170,8 +170,8 @@ def by_sequence(
     if other is not None:
         is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")
         rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
-    # By a hash first: a sort compares it before it compares whole rows. Rows shuffled and sorted by key need not be
-    # again for its sequences.
+    # Sorted by a hash first, which a sort compares faster than whole rows. Rows that are shuffled and sorted by key
+    # need no second shuffle or sort for the sequences of the key.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
     so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -225,7 +225,7 @@ _REPEATED = {
 
 
 def ends_of(stepped: DataFrame) -> DataFrame:
-    """Return the ends of sequences, as the next audit wants them, from the result of `by_sequence`."""
+    """Return the ends of sequences for the next audit, from the result of `by_sequence`."""
     return stepped.where("is_end").select(
         "topic", "partition", "key", "offset", "record", F.col("highest").alias("outbox_id"), "has_gap"
     )
@@ -236,7 +236,7 @@ def _milliseconds(name: str) -> Column:
 
 
 def record_numbers() -> list[Column]:
-    """Return the aggregates of `by_record`, by the names that `harvest_audit.summary` has for most of them."""
+    """Return the aggregates over the result of `by_record`. Most have a name of a column in `harvest_audit.summary`."""
     return [
         _count(F.col("is_committed")).alias("committed"),
         _count(F.col("is_lost")).alias("lost"),
@@ -252,15 +252,15 @@ def record_numbers() -> list[Column]:
 
 
 COPY_NUMBERS = ("ours", "duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch", "reordered")
-"""Counts of `copy_numbers`; as `settled_…` only of copies that no later audit reads again."""
+"""Counts in `copy_numbers`. A second count of each, `settled_…`, has only copies that no later audit reads again."""
 
 
 KEY_NUMBERS = ("keys", "keys_with_gaps")
-"""Counts of keys by `copy_numbers`: of all audits so far, as each has the ends of all sequences."""
+"""Counts of keys in `copy_numbers`. They cover all audits so far, since each audit has the ends of all sequences."""
 
 
 def copy_numbers() -> list[Column]:
-    """Return the aggregates of `by_sequence`, by the names of COPY_NUMBERS and KEY_NUMBERS."""
+    """Return the aggregates over the result of `by_sequence`, named as in COPY_NUMBERS and KEY_NUMBERS."""
     counted = [
         F.col("is_there"),
         *(F.col("duplicate") == kind for kind in (ADJACENT, SEPARATED, CROSS_EPOCH)),
@@ -280,7 +280,7 @@ def _count(condition: Column) -> Column:
 
 
 def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the percentiles of an observation by their names; None where nothing was delivered."""
+    """Return the delays in an observation by their names in the summary; None if nothing was delivered."""
     middle, high, highest = found["delays_ms"] or (None,) * len(_PERCENTILES)
     return {
         "delay_p50_ms": middle,
@@ -293,9 +293,9 @@ def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
 def findings(
     verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, other: DataFrame | None = None, *, most: int
 ) -> DataFrame:
-    """Return a row for each finding, at most `most` of each kind, the lowest first; a copy can have two findings.
+    """Return a row for each finding, at most `most` of each kind, the lowest ids first. A copy can have two findings.
 
-    Records of `others` are unknown records: they were not committed with this content.
+    Messages in `other` count as unknown records: they were not committed with this content.
     """
     strange = observed.join(verdicts.where("is_unknown").select("record"), "record", "left_semi")
     first = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
@@ -312,7 +312,7 @@ def findings(
     for kind, rows in kinds:
         named = {name: F.col(name) if name in rows.columns else F.lit(None) for name in _TYPES}
         typed = rows.select(*(column.cast(_TYPES[name]).alias(name) for name, column in named.items()))
-        # Lost records may come yet, so no later audit takes them over.
+        # A lost record may still come to Kafka, so no later audit takes over this finding.
         is_settled = F.coalesce("is_settled", F.lit(kind == UNKNOWN)).alias("is_settled")
         these = typed.select(
             F.lit(kind).alias("kind"),
@@ -331,7 +331,7 @@ def findings(
 
 
 def lowest(found: DataFrame, *, most: int) -> DataFrame:
-    """Return the lowest findings of each kind, `most` of each."""
+    """Return the findings with the lowest ids, at most `most` of each kind."""
     kinds = Window.partitionBy("kind").orderBy(*_ORDER)
     return found.withColumn("number", F.row_number().over(kinds)).where(F.col("number") <= most).drop("number")
 

@@ -1,7 +1,7 @@
-"""The side of Kafka: begin and end of its logs, and its records with the content of their headers.
+"""Kafka's side of the audit: the ranges of offsets in partitions, and the records with the ids in their headers.
 
-A record is the harvester's if it has a `harvest` header (see `harvest_lib.record.header`); all else is foreign and only
-counted. Headers are read by SQL functions: no Python runs for a record.
+A record is the harvester's if it has a `harvest` header (see `harvest_lib.record.header`); any other record is foreign,
+and only counted. SQL functions read the headers: no Python runs for a record.
 """
 
 import json
@@ -25,38 +25,38 @@ from harvest_lib.spark.data_source.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
 _OPEN_SECONDS = 30.0
-"""Transactions of other producers that are open longer are an error."""
+"""How long to wait for open transactions of other producers; a longer transaction is an error."""
 _HEADER_BYTES = 25
 
 IS_STAMP = (
     f"h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES} AND substring(h.value, 1, 1) = X'{VERSION:02X}'"
 )
-"""True for a header `h` of the harvester, in SQL: a row may have other headers of this name."""
-# The last such header, as `harvest_lib.record.header.origin_of` has it.
+"""SQL that is true if the header `h` is the harvester's: a row may have other headers of this name."""
+# Takes the last such header, as `harvest_lib.record.header.origin_of` does.
 _STAMP = f"try_element_at(filter(headers, h -> {IS_STAMP}), -1).value"
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
-"""Fields of the column `stamp`."""
+"""SQL for the fields of the column `stamp`: the outbox id, and the id of the term that sent the record."""
 CONTENT = "CASE WHEN value IS NULL THEN 0 ELSE CAST(conv(substr(sha2(value, 256), 1, 16), 16, -10) AS bigint) END"
-"""The content of a message, as `harvest_lib.audit.records.content_of` has it, as a number; 0 for a tombstone."""
+"""SQL for the digest of a message by `harvest_lib.audit.records.content_of`, as a number; 0 for a tombstone."""
 _OWN_ID = "CAST(try_element_at(filter(headers, h -> h.key = {name}), -1).value AS string)"
 _LEGAL_ID = r"^[\x20-\x7e]{1,200}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Range of a partition's records: from `low` on, below `high`. Both are offsets."""
+    """A range of offsets in a partition: from `low` on, below `high`."""
 
     low: int
     high: int
 
 
 Logs = Mapping[tuple[str, int], Log]
-"""By topic and partition."""
+"""Ranges of offsets by topic and partition."""
 
 
 class SparkTopics:
-    """The topics to be read, and how Kafka is reached: librdkafka's settings, by its names."""
+    """The topics to read, and the connection to Kafka. `settings` are librdkafka's."""
 
     def __init__(self, settings: Mapping[str, object], names: Sequence[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
@@ -64,7 +64,7 @@ class SparkTopics:
         self._java = java_settings(settings)
 
     def logs(self) -> Logs:
-        """Return where each partition's committed records begin and end now: in front of the first open transaction.
+        """Return the current range of committed records in each partition. It ends before the first open transaction.
 
         Raises TopicMissing, KafkaUnavailable, KafkaAccessDenied, or ConfigError for settings librdkafka does not take.
         """
@@ -82,7 +82,7 @@ class SparkTopics:
             consumer.close()
 
     def settled_logs(self) -> Logs:
-        """Return where each partition begins and ends now, once all in front of its end is committed or aborted.
+        """Return the current range of each partition, after all transactions in it were committed or aborted.
 
         Raises as `logs`, and TransactionOpen if a transaction stays open.
         """
@@ -91,8 +91,8 @@ class SparkTopics:
         return {place: Log(low=log.low, high=max(log.high, ends[place])) for place, log in logs.items()}
 
     def raw(self, spark: SparkSession, logs: Logs, *, parts: int = 1) -> DataFrame:
-        """Return the rows of Kafka's source for the logs, committed records of any kind, and `stamp`: the header
-        `harvest`, null in foreign records. `parts` is the least number of partitions of the frame.
+        """Return the committed records in the ranges `logs`, as rows of Spark's Kafka source. The additional column
+        `stamp` is the header `harvest`, null in foreign records. The frame has at least `parts` partitions.
 
         Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
@@ -136,12 +136,12 @@ class SparkTopics:
     def read(
         self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
     ) -> DataFrame:
-        """Return the harvester's records, and acknowledgements, which have no record, from where `logs` begin to where
-        they end: the columns of `comparison.COPY` and of `sequenced.IDS`.
+        """Return the harvester's records and all sequenced messages in the ranges `logs`, with the columns of
+        `comparison.COPY` and `sequenced.IDS`. `record` is null in a message without the header, an acknowledgement.
 
-        `observation` counts all `messages` of any kind, the `foreign` messages (`settled_foreign`
-        below the ends of `before`), and the `sequenced` messages. With `id_header` a record is known by the text of
-        that header; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
+        `observation` counts `messages` of any kind, `foreign` messages, `settled_foreign` messages (below the ends in
+        `before`) and `sequenced` messages. The text of the header `id_header` identifies a record, the outbox id if
+        that is None. Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
         raw = with_ids(self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism))
         is_ours = F.col("stamp").isNotNull()
@@ -157,7 +157,7 @@ class SparkTopics:
         record = outbox_id
         if id_header is not None:
             own_id = F.expr(_OWN_ID.format(name=_quoted(id_header)))
-            # Without a valid id it is unknown, and a record by itself.
+            # A message without a valid id is unknown, and a record of its own.
             record = F.when(own_id.rlike(_LEGAL_ID), own_id).otherwise(F.concat(F.lit("outbox id "), outbox_id))
         record = F.when(is_ours, record)
         return stamped.where(~is_foreign).select(
@@ -174,7 +174,7 @@ class SparkTopics:
 
 
 def end_of(logs: Logs) -> Column:
-    """Return where the log of a row ends, by its topic and partition."""
+    """Return a column with the end of the partition that a row is in, by the row's topic and partition."""
     ends = _offsets({place: log.high for place, log in logs.items()})
     by_topic = F.from_json(F.lit(ends), "map<string,map<string,bigint>>")
     return by_topic[F.col("topic")][F.col("partition").cast("string")]
@@ -215,9 +215,9 @@ _ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sas
 
 
 def java_settings(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return librdkafka's security settings for Kafka's Java client, by the names of Spark's options.
+    """Return librdkafka's addresses and security settings as Spark's options for Kafka's Java client.
 
-    Settings of other things are left out. Raises ConfigError for one of security that is not understood here.
+    Other settings are left out. Raises ConfigError for a setting of security that cannot be translated.
     """
     given = {_ALIASES.get(name, name): str(value) for name, value in settings.items()}
     java = {f"kafka.{name}": given[name] for name in _SAME if name in given}
@@ -248,7 +248,7 @@ def _jaas(text: str) -> str:
 
 
 def translated(error: Exception, settings: Mapping[str, object]) -> KafkaError | None:
-    """Return the error behind a failure of Spark if it was Kafka's, else None."""
+    """Return the KafkaError behind a failure of Spark, None if Kafka was not the cause."""
     text = str(error)
     if "failOnDataLoss" in text or "OffsetOutOfRange" in text:
         return KafkaError(

@@ -1,7 +1,7 @@
 """All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
 
-Rows for Spark have the columns record, since and state, and `part`, by which they are read in parts. Topic and key are
-read of few rows: Postgres does not build them for the rest.
+Rows for Spark have the columns record, since and state, and a column `part` that divides the rows into parts. Spark
+selects topic and key of few rows only: Postgres does not compute both for the rest.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::fl
 
 
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
-    """Return the statements that begin a session of Spark, in a transaction already because it fetches in portions.
+    """Return the first statements of a session that Spark opens, in a transaction, as Spark fetches rows in portions.
 
-    Unless policies apply and were found to show all rows, a statement that a policy would filter is an error. Where
-    statistics show an empty ledger, as before it was filled, a nested loop would compare all with all.
+    Unless `policies_apply` (and were found to show all rows), a query that a policy would filter is an error. Nested
+    loops are off: if statistics still show an empty ledger, a nested loop would compare each row with each.
     """
     begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     begin = f"{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'; SET LOCAL enable_nestloop = off; {LIFT_TIMEOUTS.strip()}"
@@ -42,10 +42,10 @@ SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
-# As Kafka has it. `SQL_ASCII` may hold text that is none, which is not converted.
+# The bytes of a key as in Kafka. In `SQL_ASCII` they may be no valid text, and are not converted.
 KEY_ENCODING: LiteralString = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
 
-# Bytes that are no text of any encoding come to Kafka in several ways. A tombstone has no bytes: 0.
+# Null in `SQL_ASCII`, where bytes that are no valid text reach Kafka in several forms. A tombstone has no bytes: 0.
 CONTENT = """
 CASE WHEN getdatabaseencoding() <> 'SQL_ASCII'
      THEN ('x' || rpad(encode({content}, 'hex'), 16, '0'))::bit(64)::bigint END
@@ -69,7 +69,7 @@ def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
     )
 
 
-# With `=` alone a plan may hash all parked rows for a few records; `IS TRUE` leaves the index.
+# With `=` alone a plan may hash all parked rows for a few records; with `IS TRUE` only the index remains.
 IS_PARKED: LiteralString = (
     "EXISTS (SELECT FROM {parked_ids} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
     "AND (s.transaction_id = o.transaction_id) IS TRUE)"
@@ -80,8 +80,8 @@ SELECT {id} AS part, {id}::text AS record, l.promoted_at AS since
 FROM {business} AS b JOIN {ledger} AS l ON l.batch = b.batch
 """
 
-# An outbox row's own id of the record is in a header; rows without it belong to no business row. Neither do rows whose
-# id is no integer; it need not even be text that can be sent (`SQL_ASCII`).
+# A header of an outbox row has the id of its business row. A row without this header, or with an id that is no integer,
+# belongs to no business row. In `SQL_ASCII` such an id may not even be valid text.
 LEFT: LiteralString = """
 SELECT o.id AS part, o.kafka_header_values[array_position(o.kafka_header_keys, {header})] AS record, {waits} AS state
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[])
@@ -189,7 +189,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
 
 SUMMARY_COLUMNS = "SELECT * FROM harvest_audit.summary LIMIT 0"
 
-# Two concurrent statements can both find nothing, and one then fails.
+# Two concurrent CREATE … IF NOT EXISTS can both find nothing, and one of the two then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ddl', 0))"
 LOCK_AUDIT = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ' || %(audit_id)s, 0))"
 

@@ -22,8 +22,8 @@ from harvest_lib.spark.sink.database import JdbcTarget
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Create the schema and its tables where missing, and remove the rest of runs that died days ago. Raises
-    OutboxTableError for a summary that lacks columns."""
+    """Create the schema and its missing tables, and delete staged rows of runs that died two days ago or earlier.
+    Raises OutboxTableError if the summary table lacks columns."""
     summary = sql.Identifier("harvest_audit", "summary")
     with creating(connection, "the tables of audits", summary, makes_schema=True), connection.transaction():
         connection.execute(queries.LOCK_DDL)
@@ -41,8 +41,8 @@ def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
 def promote(
     connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
 ) -> None:
-    """Replace the rows of the audit's id with the run's staged rows, the summary and the audit's subject, in one
-    transaction."""
+    """Replace all result rows of the audit's id in a single transaction, with the run's staged rows, the summary, and
+    the names of outbox and topics."""
     about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
     numbers = asdict(summary)
     values = {**numbers, **about, "run": run}
@@ -62,6 +62,6 @@ def promote(
 
 
 def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
-    """Remove a run's staged rows that will not be promoted. Never raises: it may follow another error."""
+    """Delete a run's staged rows. Errors of the database are ignored, because another error may have come before."""
     with suppress(psycopg.Error):
         connection.execute(queries.CLEAR_STAGING, {"run": run})

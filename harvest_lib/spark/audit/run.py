@@ -2,8 +2,8 @@
 
     the logs' ends ─► a snapshot of Postgres ─► the logs' ends now ─► Spark compares ─► one transaction of results
 
-A record that was in Kafka before the snapshot, and is not in it, was never committed. A record that the snapshot counts
-as delivered is in Kafka now, or is lost. Records that came between the two are neither.
+A record that was in Kafka before the snapshot, and that the snapshot does not have, was never committed. A record that
+the snapshot counts as delivered is in Kafka now, or is lost. A record that came to Kafka after the snapshot is neither.
 """
 
 import tempfile
@@ -43,7 +43,7 @@ from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_ta
 from harvest_lib.subscriptions.shards import SubscriptionShard
 
 MOST_FINDINGS = 10_000
-"""Findings of each kind that the tables keep; the summary counts all of them."""
+"""The largest number of findings of each kind in the result tables; the summary counts all findings."""
 
 _LONGEST_ID = 200
 _LONGEST_EVIDENCE = 300
@@ -65,18 +65,18 @@ def audit(
 ) -> AuditSummary:
     """Compare the topics with the committed records; write the result tables; return their summary.
 
-    `kafka` are librdkafka's settings, `bootstrap.servers` among them. Lost records and backlog are
-    counted for `subscription` if rows stay in the outbox; `business` names the committed rows if they do not;
-    `committed` decides between the two. A second audit of the same `audit_id` (default: a new UUID) replaces the
-    first. `jars` are the jars of Spark's Kafka source and of the JDBC driver, commas between; by default
-    HARVEST_SPARK_JARS names them.
+    `kafka` are librdkafka's settings, `bootstrap.servers` among them. If rows stay in the outbox, lost records and
+    backlog are counted for `subscription`; if rows are deleted on delivery, `business` names the table of the committed
+    rows. `committed` decides between the two. A second audit of the same `audit_id` (default: a new UUID) replaces the
+    first. `jars` are the jars of Spark's Kafka source and of the JDBC driver, separated by commas; the default is the
+    value of HARVEST_SPARK_JARS.
 
-    With `state`, a folder, only records since the last audit of that folder are read, and the numbers cover all
-    audits since the first; `full` forgets the content of the folder, and begins again.
+    With the folder `state` only records since the last audit in that folder are read, and the numbers cover all
+    audits since the first; `full` discards the content of the folder.
 
-    Cheap checks come first: nothing starts Spark before Kafka, the topics, Postgres and its tables are known to be
-    there. Raises ConfigError, TopicMissing or another KafkaError, OutboxTableError, CheckpointError or another
-    DatabaseError, AuditStateError; then the result tables are as before.
+    Cheap checks come first: Spark starts only after Kafka, the topics, Postgres and its tables were found. Raises
+    ConfigError, TopicMissing or another KafkaError, OutboxTableError, CheckpointError or another DatabaseError, or
+    AuditStateError; then the result tables are unchanged.
     """
     audit_id = audit_id if audit_id is not None else str(uuid.uuid4())
     _check(audit_id, topics, state, full=full)
@@ -175,7 +175,7 @@ def _require_server(connection: psycopg.Connection[Any], outbox: OutboxTable, pa
 
 
 def _since(logs: Logs, past: Past | None) -> Logs:
-    """Return the parts of the logs that no earlier audit has read."""
+    """Return the ranges of offsets that no earlier audit has read. Raises AuditStateError if a partition is shorter."""
     found = {}
     for (topic, partition), log in logs.items():
         low = past.mark.ends.get(topic, {}).get(str(partition), log.low) if past is not None else log.low
@@ -197,7 +197,7 @@ def _ends(logs: Logs) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _snapshot(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Keep one snapshot until the block ends, even if that idles for long."""
+    """Keep a single snapshot until the block ends, without a timeout of an idle transaction."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         database.lift_timeouts(connection)

@@ -1,10 +1,10 @@
-"""Stages of an audit in Spark; each leaves its result for the next as a Parquet file on disk.
+"""The stages of an audit in Spark. Each stage writes its result to disk, as Parquet, for the next stage.
 
     Kafka ─► copies ─► (sequenced: committed copies) ──────► by record, with Postgres ─► verdicts
                                                              └► by key's sequence ────────► stepped ─► found
 
-Kafka is read once. In an audit that continues an earlier audit the same stages get its state: the copies of
-records that come again, the ends of the sequences, and pending messages.
+Kafka is read once. In an audit that continues an earlier audit the stages also get its state: earlier copies of
+records that have further copies now, the ends of the sequences, and pending messages.
 """
 
 import shutil
@@ -30,12 +30,13 @@ _FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 _BROADCAST_RECORDS = 1_000_000
 
 TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown", "other_contents")
-"""The numbers that audits add up, from one to the next."""
+"""The numbers that an audit adds to the numbers of the audits before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Results of the stages: numbers of all audits so far, the findings, and numbers for the next audit to add to."""
+    """The results of the stages: the `numbers` of all audits so far, the findings in `found` (None without any), and
+    the numbers in `settled`, to which the next audit adds."""
 
     numbers: Mapping[str, Any]
     found: DataFrame | None
@@ -43,7 +44,7 @@ class Compared:
 
 
 class Stages:
-    """The stages of an audit. `work` is for files of its own, `left` for files that the next audit reads."""
+    """The stages of an audit. `work` is the folder for temporary files, `left` for files that the next audit reads."""
 
     def __init__(
         self, spark: SparkSession, source: SparkTopics, *, work: Path, left: Path | None, past: Past | None
@@ -52,7 +53,8 @@ class Stages:
         self._work, self._left = work, left
 
     def compare(self, logs: Logs, before: Logs, taken: Taken, *, most: int) -> Compared:
-        """Read and compare all. `logs` are the ranges to read, `before` the logs as of before the snapshot."""
+        """Read Kafka and Postgres, and compare. `logs` are the ranges to read, `before` the ranges that ended before
+        the snapshot."""
         size = sum(log.high - log.low for log in logs.values())
         self._configure(size)
         seen = self._copies(logs, before, taken)
@@ -99,7 +101,7 @@ class Stages:
             verdicts.where("is_open").select("record").write.parquet(str(self._left / "open"))
             if found is not None:
                 found.where("is_settled").write.parquet(str(self._left / "found"))
-            if other is not None:  # they are no copies for later audits either
+            if other is not None:  # messages with other contents are no copies for later audits either
                 observed.drop("is_judged").write.parquet(str(self._work / "true-copies"))
                 shutil.rmtree(self._left / "copies")
                 shutil.move(self._work / "true-copies", self._left / "copies")
@@ -116,7 +118,7 @@ class Stages:
         )
 
     def _others(self, observed: DataFrame, verdicts: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """Return the messages with another content than was committed, and their number."""
+        """Return the messages with a content that was not committed, and their numbers."""
         place = str(self._work / "others")
         comparison.others(observed, verdicts.where("has_others")).write.parquet(place)
         other = self._spark.read.parquet(place)
@@ -129,7 +131,7 @@ class Stages:
             "spark.sql.shuffle.partitions": min(
                 _MOST_SHUFFLE_PARTS, max(self._spark.sparkContext.defaultParallelism, parts)
             ),
-            # It replaces parts that turned out to be empty, and with them forgets their observations.
+            # This rule replaces parts of a plan that turn out to be empty, and loses their observations.
             "spark.sql.adaptive.optimizer.excludedRules": _FORGETS,
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -137,7 +139,7 @@ class Stages:
             self._spark.conf.set(name, str(value))
 
     def _copies(self, logs: Logs, before: Logs, taken: Taken) -> dict[str, Any]:
-        """Leave the copies in Kafka, of a sequenced topic only the committed copies."""
+        """Write the copies in Kafka to disk, of a sequenced topic only the committed copies; return the counts."""
         observation = Observation("kafka")
         rows = self._source.read(self._spark, logs, before, observation, id_header=taken.id_header)
         begins = end_of(before)
@@ -170,7 +172,7 @@ class Stages:
         }
 
     def _again(self, observed: DataFrame) -> DataFrame | None:
-        """Return the copies that earlier audits read of records that came now, None without any."""
+        """Return the copies that earlier audits read of the records in `observed`, None if there are none."""
         if self._past is None:
             return None
         about = observed.agg(F.min("record"), F.max("record"), F.count("record")).first()
@@ -180,7 +182,7 @@ class Stages:
             return None
         came = observed.select("record").distinct()
         history = self._spark.read.parquet(*self._past.copies).where(F.col("is_settled"))
-        # Ids rise with time, so that Parquet's statistics leave out nearly all of the history.
+        # Ids ascend with time, so Spark skips nearly all of the history by Parquet's statistics.
         history = history.where(F.col("record").between(lowest, highest))
         came = F.broadcast(came) if count <= _BROADCAST_RECORDS else came
         place = self._work / "again"
@@ -191,7 +193,7 @@ class Stages:
     def _kept(
         self, name: str, frame: DataFrame, numbers: Sequence[Column], worth: str
     ) -> tuple[DataFrame, dict[str, Any]]:
-        """Compute a frame once: return its rows that are worth being kept, and the numbers of all of it."""
+        """Compute a frame once. Return its rows that meet the condition `worth`, and `numbers` over all its rows."""
         observation = Observation(name)
         first, *rest = numbers
         frame.observe(observation, first, *rest).where(worth).write.parquet(str(self._work / name))

@@ -1,15 +1,15 @@
-"""State of an audit for the next, which reads only records since then: a folder of Parquet files and a manifest.
+"""The state that an audit saves, so that the next audit reads only later records: Parquet files and a manifest.
 
-    manifest.json      whose state it is, where the audit ended, its numbers, and the SHA-256 of each file
-    <n>/copies         of audit n: each copy that it read in Kafka; of all audits
+    manifest.json      the subject of the state, where the audit ended, its numbers, and the SHA-256 of each file
+    <n>/copies         of every audit n: each copy that it read in Kafka
     <n>/ends           of the last audit: the end of each key's sequence
-    <n>/open           of the last audit: committed records that had not come
+    <n>/open           of the last audit: committed records without a settled copy in Kafka
     <n>/pending        of the last audit: pending messages of a topic of `delivery: sequenced`
-    <n>/found          of the last audit: duplicates, steps back and unknown records so far
+    <n>/found          of the last audit: duplicates, reordered and unknown records so far
 
 Promises
-- The manifest is replaced as a whole, after the results were committed: an audit that dies leaves the state that was.
-- A state of another outbox, subscription, topic or version, or an altered state, is refused.
+- The manifest is replaced as a whole, after the results were committed: an audit that dies leaves the state unchanged.
+- A state of another outbox, subscription, topic or version is refused, and so is an altered state.
 - One audit at a time holds the folder.
 """
 
@@ -36,15 +36,15 @@ _START_ANEW = "run the audit with --full, which reads everything and begins a ne
 
 
 class AuditStateError(HarvestError):
-    """The state of earlier audits is not one of this outbox and these topics, or is damaged: audit with --full."""
+    """The state of earlier audits is of another outbox or other topics, or is damaged: audit with --full."""
 
     exit_code = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whose:
-    """Subject of a state. `outbox` is the identity of its table, `reads` the reads of it: subscription and filters.
-    `topics` has Kafka's own id of each topic; an empty id is unknown."""
+    """The subject of a state. `outbox` is the identity of the outbox table, `reads` names subscription and filters, and
+    `topics` maps each topic to Kafka's id of it; an empty id is unknown."""
 
     outbox: str
     reads: str
@@ -53,8 +53,8 @@ class Whose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """End of an audit: the offsets below which all was read, by topic and partition, the snapshot of Postgres with the
-    last rows that it saw, and the server's place in its log."""
+    """Where an audit ended. `ends` are the offsets below which all was read, by topic and partition. `seen` are the
+    last rows that the snapshot of Postgres saw. `server` is the server's position in its log."""
 
     ends: Mapping[str, Mapping[str, int]]
     snapshot: str
@@ -64,7 +64,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """State of earlier audits: `numbers` of all they have read, and the generations that hold it."""
+    """The state of earlier audits: `numbers` are their sums, `generations` the numbered folders with their files."""
 
     mark: Mark
     numbers: Mapping[str, int]
@@ -73,17 +73,17 @@ class Past:
 
     @property
     def copies(self) -> list[str]:
-        """The folders of copies."""
+        """The paths of the copies of all audits."""
         return [str(self.folder / str(each) / _COPIES) for each in self.generations]
 
     def latest(self, name: str) -> str | None:
-        """Return a folder of the last audit's, None if it left none."""
+        """Return the path of the last audit's folder `name`, None if the audit has no such folder."""
         found = self.folder / str(self.generations[-1]) / name
         return str(found) if found.is_dir() else None
 
 
 class AuditState:
-    """The state in a folder, which is held; `past` is None for the first audit."""
+    """The state in a locked folder. `past` is None for the first audit, and for a full audit."""
 
     def __init__(self, folder: Path, whose: Whose, *, full: bool) -> None:
         self._folder, self._whose = folder, whose
@@ -102,7 +102,8 @@ class AuditState:
         return self._folder / str(self._generation)
 
     def save(self, mark: Mark, numbers: Mapping[str, int]) -> None:
-        """Make the files of this audit the state, and delete files that are no longer needed."""
+        """Write the manifest, which makes the files of this audit part of the state. Delete files without a further
+        use."""
         generations = [*self._kept, self._generation]
         body = {
             "whose": asdict(self._whose),
@@ -180,7 +181,7 @@ class AuditState:
 
 @contextmanager
 def held(folder: Path, whose: Whose, *, full: bool) -> Iterator[AuditState]:
-    """Hold the folder for as long as the block lasts; it is created if missing. With `full` nothing in it counts.
+    """Lock the folder until the block ends, and create it if missing. With `full` its content is ignored.
 
     Raises AuditStateError for a state of another subject or with damage, or if another audit holds the folder.
     """
@@ -203,7 +204,7 @@ def damaged(evidence: str) -> AuditStateError:
 
 
 def moved(what: str, evidence: str) -> AuditStateError:
-    """Return the error of servers that no longer have the records that the state counts as read."""
+    """Return the error for servers that no longer have the records that the state counts as read."""
     return AuditStateError(what, evidence=evidence, next_step=_START_ANEW)
 
 

@@ -1,9 +1,9 @@
-"""Tables as a snapshot saw them: neither rewritten nor emptied, nor without a segment, before they were locked.
+"""The check of locked tables: after the snapshot was taken, no table was rewritten or emptied, or lost a segment.
 
-A snapshot shows the rows of a table only until its file is replaced. Rows that ALTER TABLE has rewritten are newer than
-the snapshot, and after TRUNCATE, DROP and DETACH there are no rows: reading would find nothing, without an error. The
-first statement that reads a table locks it (`ACCESS SHARE`) until the transaction ends, so one comparison
-after all are locked is enough.
+A snapshot shows the rows of a table only until the table's file is replaced. Rows that ALTER TABLE has rewritten are
+newer than the snapshot, and after TRUNCATE, DROP and DETACH there are no rows: a query would find nothing, without an
+error. The first statement that reads a table locks it (`ACCESS SHARE`) until the transaction ends, so a single check
+after all tables are locked is enough.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from harvest_lib.postgres.database import in_statement, translated
 
 _LOCK = "SELECT FROM {} LIMIT 0"
 
-# Tables are read with the catalogue of the transaction's snapshot; functions return its present state.
+# Queries of catalogue tables see the transaction's snapshot; catalogue functions return the present state.
 _CHANGED = """
 WITH RECURSIVE seen AS (
   SELECT named.oid::oid AS oid, c.relkind, c.relfilenode, named.oid AS root, c.relkind = 'p' AS is_partitioned
@@ -37,7 +37,8 @@ ORDER BY 1 LIMIT 1
 
 
 def require_unchanged(connection: psycopg.Connection[Any], tables: Sequence[OutboxTable]) -> None:
-    """Lock tables until the transaction ends, and raise DatabaseError if a table has changed since its snapshot."""
+    """Lock tables until the transaction ends. Raises DatabaseError if a table has changed since the transaction's
+    snapshot."""
     with translated():
         for each in tables:
             connection.execute(sql.SQL(_LOCK).format(in_statement(each.identifier)))

@@ -1,4 +1,4 @@
-"""How far a stream of the outbox may go: the offsets of its micro-batches, without the contents of records."""
+"""The offsets at which the micro-batches of a stream end, found without reading the contents of records."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _POSITION = ("source", "prev", "server", "cur", "after")
 
 
 def offset_now(options: ReadOptions) -> dict[str, Any]:
-    """Return the offset after all that is committed. Raises OutboxTableError if no stream can read the outbox."""
+    """Return the offset after all rows committed now. Raises OutboxTableError if no stream can read the outbox."""
     with connect(options.conninfo) as connection:
         require_followed(connection, options)
         snapshot, found, server = now(connection, options)
@@ -27,7 +27,7 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
 
 
 class Ahead:
-    """Finds how far a micro-batch may go, without reading the contents of records."""
+    """Finds the position at which the next micro-batch ends, without reading the contents of records."""
 
     def __init__(self, options: ReadOptions) -> None:
         empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}
@@ -40,13 +40,13 @@ class Ahead:
         self._at: Position | None = None
 
     def attached(self) -> Attached:
-        """Return the segments. Raises OutboxTableError if rows are deleted by now."""
+        """Return the attached segments. Raises OutboxTableError if rows are now deleted on delivery."""
         require_followed(self._connection, self._options)
         return attached(self._connection, self._options)
 
     def after(self, offset: Offset, floor: int, limit: int | None) -> Position | None:
-        """Return the position after at most `limit` further records, or after all there are, with the last rows that it
-        has passed; None where there are no more. `floor` is the lowest id that has a segment.
+        """Return the position after at most `limit` further records (None: after all), with the last rows before it.
+        Return None if there are no further records. `floor` is the lowest id that has a segment.
 
         Raises CheckpointError, ServerRegressed, or another HarvestError.
         """

@@ -1,7 +1,7 @@
-"""The archive of an outbox for Spark: the records of segments that were dropped, from the files they were archived in.
+"""The archive of an outbox for Spark: the records of dropped segments, read from the files of the archive.
 
-Together with the rows still in the outbox they are all records since the archive began, each once: a segment that is
-attached is read from Postgres, every other from the archive, and ids that neither has are a failure.
+Together with the rows still in the outbox they are all records since the archive began, each once. An attached segment
+is read from Postgres, every other segment from the archive. Ids that neither has are an error.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _INFINITE = [2**63 - 1, -(2**63)]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition(InputPartition):
-    """A file of the archive, and the snapshot whose records of it are read."""
+    """A file of the archive, and the snapshot that selects the records to read from it."""
 
     url: str
     file: ArchivedFile
@@ -41,7 +41,7 @@ def plan_archived(
 ) -> list[ArchivedPartition]:
     """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
 
-    Raises ArchiveError if the archive belongs to another outbox, or lacks a segment that is gone.
+    Raises ArchiveError if the archive belongs to another outbox, or lacks a dropped segment.
     """
     files, placed = ArchiveFiles(url), outbox.placed(connection)
     files.require(str(identity_of(connection, placed.identifier)), str(placed))
@@ -58,7 +58,8 @@ def plan_archived(
 
 
 def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file that the snapshot saw, by id. Raises ArchiveError unless it is as it was written."""
+    """Yield the rows of a file that the snapshot saw, in the order of ids. Raises ArchiveError if the file was changed
+    after it was written."""
     files, arrow = ArchiveFiles(part.url), to_arrow_schema(schema)
     snapshot = Snapshot.parse(part.snapshot)
     unseen = pa.array(snapshot.in_progress, pa.int64())
@@ -68,7 +69,7 @@ def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.Re
             ended = pc.less(written["transaction_id"], snapshot.xmax)
             batch = written.filter(pc.and_(ended, pc.invert(pc.is_in(written["transaction_id"], value_set=unseen))))
             at = batch.column("create_time").cast(pa.int64())
-            infinite = pc.is_in(at, value_set=pa.array(_INFINITE))  # which Spark has no value for
+            infinite = pc.is_in(at, value_set=pa.array(_INFINITE))  # Spark has no infinite timestamp
             columns = {name: batch.column(name) for name in batch.schema.names}
             finite = pc.if_else(infinite, pa.scalar(None, pa.int64()), at)
             columns["create_time"] = finite.cast(pa.timestamp("us", "UTC"))

@@ -1,4 +1,4 @@
-"""The segments of an outbox that are there, and their files."""
+"""The attached segments of an outbox, and the files of their tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FROM unnest(%s::text[]) WITH ORDINALITY AS segment (name, number) ORDER BY numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """The segments that are there, ascending."""
+    """The attached segments of an outbox, in ascending order of ids."""
 
     segments: Sequence[Segment]
 
@@ -64,7 +64,7 @@ def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attac
 
 
 def files(connection: psycopg.Connection[Any], segments: Sequence[Segment]) -> dict[str, int]:
-    """Return the number of each segment's file by its table; 0 for a missing segment."""
+    """Return the number of each segment's file by the name of its table; 0 for a missing table."""
     names = [str(each.table) for each in segments]
     with translated():
         return dict(zip(names, (row[0] for row in connection.execute(_FILES, (names,)).fetchall()), strict=True))

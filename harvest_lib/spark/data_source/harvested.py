@@ -1,15 +1,15 @@
 """Records that the harvester delivered to topics, as a frame: committed, each once, with their ids in the outbox.
 
-    Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► the harvester's ─► one copy of each
+    Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► the harvester's ─► first copy of each
 
 Promises
-- Records of an aborted or an open transaction of Kafka are not there.
-- A topic of `delivery: sequenced` gives the records of `harvest_lib.consume.Sequencer`: a record whose sender
-  has not acknowledged it (pending, or rolled back) is not there.
-- A record of the outbox comes once from a topic, whatever was sent again: its first copy in the log.
-- The end of the logs is found out when the frame is made, and stays: a frame that is used twice is the same.
+- Records of an aborted or an open transaction of Kafka are left out.
+- A topic of `delivery: sequenced` has the same records as with `harvest_lib.consume.Sequencer`: a record that its
+  sender has not acknowledged (pending, or rolled back) is left out.
+- A record of the outbox is in the frame once per topic, even if it was sent again: the first copy in the log.
+- The ends of the partitions are read when the frame is made: a frame that is used twice has the same records.
 
-All of it is done by functions of SQL, in which no Python runs for a record, and which spill to disk.
+SQL functions do all the work. No Python runs for a record, and large data spills to disk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{
 _IS_MESSAGE_ID = (
     f"h.key = '{message_id.HEADER_NAME}' AND length(h.value) = 16 AND hex(h.value) RLIKE '^.{{12}}1.{{3}}[89AB]'"
 )
-"""True for a header `h` that is an id of `harvest_lib.sequencing`: a row may have other headers of this name."""
+"""SQL that is true if the header `h` is a `harvest_lib.sequencing` id: a row may have other headers of this name."""
 
 
 def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str, object]) -> DataFrame:
-    """Return the records of the harvester's in topics, from where their logs begin to where they end now.
+    """Return the harvester's records in topics, from the beginnings of the partitions to their present ends.
 
     `kafka` are librdkafka's settings, `bootstrap.servers` at least. The columns are `outbox_id`, `leader` (the id of
     the term that sent the copy), `topic`, `partition`, `offset`, `timestamp`, `key` (text), `value` (bytes) and

@@ -1,11 +1,11 @@
-"""The rows of an outbox for Spark: rows that a snapshot sees in ranges of ids, with a check that all are still there.
+"""The rows of an outbox for Spark: rows in ranges of ids that a snapshot sees, and the check that no row was lost.
 
-Rows are read by `SnapshotSource`, page by page: no transaction stays open, so nothing of Postgres waits for Spark.
-Snapshots, which each task gets as text, select these rows. After a task has read its rows it checks that
-the segments they were in are still attached. If not, it fails: lost rows would otherwise go unnoticed.
+`SnapshotSource` reads the rows page by page: no transaction stays open, so Spark holds up nothing in Postgres. Each
+task gets its snapshots as text. After a task has read its rows it checks that their segments are still attached. If a
+segment is gone, the task fails: lost rows would otherwise go unnoticed.
 
-An outbox whose rows are deleted on delivery has no such rows. It is read by a single statement, which has a
-snapshot of its own.
+An outbox whose rows are deleted on delivery cannot be read like that. A single statement reads it, with a snapshot of
+its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,11 +43,11 @@ from harvest_lib.spark.data_source.windows import (
 )
 
 PAGE_ROWS = 5_000
-"""Rows that are read at a time."""
+"""Number of rows in a page."""
 NAME = "Spark"
-"""The name of a query where a subscription has its own, in errors."""
+"""Stands for the name of a subscription in errors."""
 
-# A `Row` has no place for these two columns, so they come in front of the key, which cannot be null.
+# A `Row` has no field for create_time and transaction_id, so both are put before the key, which cannot be null.
 _KEY = sql.SQL(
     "coalesce(CASE WHEN isfinite(create_time) THEN (extract(epoch FROM create_time) * 1000000)::bigint END::text, '')"
     " || ' ' || {transaction_id} || ' ' || kafka_key"
@@ -67,7 +67,7 @@ def value_type(options: ReadOptions) -> ValueType:
 
 
 def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
-    """Return True if rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
+    """Return True if rows stay in the outbox after their delivery. Raises OutboxTableError or DatabaseError."""
     table = table_of(options)
     if table.check_columns(connection) != "native":
         return False
@@ -92,7 +92,8 @@ def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) 
 
 
 def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snapshot, Attached, dict[str, str]]:
-    """Return a snapshot, the segments as that sees them, and the server's place. All that it sees is on disk."""
+    """Return a snapshot, the segments in that snapshot, and the server's position in its log. All that the snapshot
+    sees is on disk."""
     server_identity.require_primary(connection)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with translated(), connection.transaction():
@@ -103,8 +104,8 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
 
 
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
-    """Return the parts of the rows committed now, or seen by the option `snapshot`: a part for each segment and shard,
-    or a single part without segments; and the archive's parts, if an archive is named."""
+    """Return a partition for each segment and shard, and for each file of the option `archive`; a single partition if
+    rows are deleted on delivery. The partitions have the rows committed now, or seen by the option `snapshot`."""
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
@@ -130,7 +131,7 @@ def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition
 
 
 def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
-    """Return the snapshot of the option. Raises CheckpointError unless this server has come to it."""
+    """Return the snapshot in the option. Raises CheckpointError if it is of another server or ahead of this server."""
     given, _, system = text.partition("@")
     snapshot = Snapshot.parse(given)
     if system != ours or not latest.covers(snapshot):
@@ -143,7 +144,7 @@ def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
 
 
 def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, ascending by id within each of its windows."""
+    """Yield the rows of a partition, ascending by id within each window."""
     arrow = to_arrow_schema(schema)
     if not part.windows:
         yield from (_batch(rows, arrow) for rows in _all_now(options) if rows)
@@ -159,7 +160,7 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
 
 
 def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offsets: Iterable[Offset]) -> None:
-    """Raise ServerRegressed or CheckpointError unless the server has what offsets of a stream have passed."""
+    """Raise ServerRegressed or CheckpointError unless the server still has the last rows before a stream's offsets."""
     table = table_of(options)
     for offset in offsets:
         if offset.get("initial"):
@@ -179,7 +180,7 @@ def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offs
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Explain a refused position in terms of a query of Spark's, instead of a subscription."""
+    """Raise errors about a refused position again, with a text about a Spark query instead of a subscription."""
     try:
         yield
     except (CheckpointError, ServerRegressed) as error:
@@ -212,7 +213,7 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
 
 
 def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
-    """Yield all rows of a single statement."""
+    """Yield the pages of all rows in the outbox, read by a single statement."""
     with connect(options.conninfo) as connection:
         table = table_of(options).identifier
         guard = require_all_rows(connection, [table])

@@ -48,28 +48,28 @@ def _schema(value: DataType) -> StructType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options of a read."""
+    """The options of a read, checked."""
 
     dsn: str = field(repr=False)
     """libpq conninfo or URL without a password. Default: the environment variable `HARVEST_DSN` of the driver."""
     password: str | None = field(default=None, repr=False)
-    """Spark hides this option. Default: `PGPASSWORD` of the driver, else a password file wherever it is read."""
+    """Spark hides this option. Default: `PGPASSWORD` of the driver, else a password file on each machine that reads."""
     outbox: str = "outbox"
     """`table` or `schema.table`."""
     shards: int = 1
-    """Number of parts by key: of a segment in a batch, of a micro-batch in a stream."""
+    """Number of partitions by key: for each segment in a batch, for each micro-batch in a stream."""
     archive: str | None = None
-    """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
+    """The URL of the outbox's archive, from which dropped segments are read. Default: none."""
     snapshot: str | None = None
     """The snapshot whose rows are read, `xmin:xmax:in,progress@system`. Default: a snapshot taken when planning."""
     max_records: int | None = None
-    """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
+    """`maxRecordsPerBatch`: the largest number of records in a micro-batch. Default: no limit."""
     starting: Literal["beginning", "now"] = "beginning"
     """`startingOffsets`: where a stream without a checkpoint starts."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
-        """Check the options, whose names are taken in any case. Raises ConfigError."""
+        """Check the options and return them. Option names are case-insensitive. Raises ConfigError."""
         known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
         names = {name.lower(): name for name in known}
         given: dict[str, str] = {}
@@ -104,7 +104,7 @@ class ReadOptions:
 
     @property
     def conninfo(self) -> str:
-        """Connection string of driver and tasks."""
+        """The connection string for driver and tasks."""
         from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - callers that connect have loaded it
 
         return make_conninfo(self.dsn, password=self.password) if self.password else self.dsn
@@ -135,7 +135,8 @@ def check_schema(schema: StructType) -> None:
 
 
 def dsn_of(given: Mapping[str, str]) -> str:
-    """Return the DSN of options, else of the environment. Raises ConfigError without a DSN, or if it has a password."""
+    """Return the DSN in the options, else in the environment. Raises ConfigError if there is none, or if it has a
+    password."""
     # psycopg is needed on the driver alone: executors get options that were checked.
     from harvest_lib.spark.data_source.write_options import options_named, without_password  # noqa: PLC0415
 

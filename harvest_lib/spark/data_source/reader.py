@@ -3,13 +3,13 @@
 Promises
 - All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment and
   shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
-- With the option `snapshot`, they are the rows that it saw, in each plan.
-- With the option `archive`, rows dropped before are read from the archive. Ids that neither has are a failure.
-- A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
+- With the option `snapshot` every plan reads the rows that this snapshot saw.
+- With the option `archive` rows of dropped segments are read from the archive. Ids that neither has are an error.
+- A segment that is dropped while the query runs is an error (PositionLost), never a gap.
 - Nothing is locked and no transaction stays open between the plan and the tasks.
 
-Otherwise each plan takes a snapshot of its own: two actions on one frame may see different rows. Cache or write the
-frame to have the same.
+Without the option `snapshot` each plan takes its own snapshot: two actions on one frame may see different rows. Cache
+or write the frame to read the same rows again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SparkOutboxReader(DataSourceReader):
-    """Reads the outbox once."""
+    """The reader of a batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""
@@ -35,7 +35,7 @@ class SparkOutboxReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Take the snapshot, and return the part of it for each task."""
+        """Take the snapshot, and return a partition for each task."""
         from harvest_lib.spark.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
 
         return outbox_rows.plan_batch(self.options)

@@ -1,7 +1,7 @@
 """Committed messages of `delivery: sequenced`, found by SQL as `harvest_lib.consume.Sequencer` finds them.
 
     with_ids ─► producer, clock and flag of each message ─► decided ─► is it committed, and by which message?
-                                                               └─► carried: the start of the next reader
+                                                               └─► carried: the first rows of the next reader
 
 No Python runs for a message; windows by producer spill to disk.
 """
@@ -18,20 +18,20 @@ IDS = ("producer", "clock", "flag")
 _ZERO_CLOCK = "0" * 16
 _MESSAGE_ID = f"try_element_at(filter(headers, h -> h.key = '{message_id.HEADER_NAME}'), 1).value"
 
-# Taken apart as in `harvest_lib.sequencing.message_id`. A clock has 64 bits, more than a bigint without a sign: as 16
-# digits clocks are in the same order.
+# An id has the parts that `harvest_lib.sequencing.message_id` describes. A clock has 64 bits without a sign, too many
+# for a bigint. As text of 16 hexadecimal digits clocks have the same order.
 _CLOCK = "concat(substr(hexed, 14, 3), substr(hexed, 9, 4), substr(hexed, 1, 8), hex((above DIV 1024) & 15))"
 _IS_ID = "length(hexed) = 32 AND substr(hexed, 13, 1) = '1' AND substr(hexed, 17, 1) IN ('8', '9', 'A', 'B')"
 
 
 def committed(messages: DataFrame) -> DataFrame:
-    """Return the messages of Kafka's source that the sequencer would, each partition from its beginning on: `topic`,
-    `partition`, `offset` and `headers` are needed."""
+    """Return the messages that `Sequencer` would return. `messages` are rows of Kafka's source, of each partition from
+    its beginning on, with the columns `topic`, `partition`, `offset` and `headers`."""
     return decided(with_ids(messages)).where("is_committed").select(*messages.columns)
 
 
 def with_ids(messages: DataFrame) -> DataFrame:
-    """Add producer, clock and flag of each message, by its headers; all three are null for unsequenced messages."""
+    """Add the columns `producer`, `clock` and `flag` from the headers; all are null in an unsequenced message."""
     return (
         messages.withColumn("hexed", F.expr(f"hex({_MESSAGE_ID})"))
         .withColumn("above", F.expr("CAST(conv(substr(hexed, 17, 4), 16, 10) AS int)"))
@@ -49,15 +49,16 @@ def is_acknowledgement() -> Column:
 
 
 def decided(messages: DataFrame) -> DataFrame:
-    """Add `is_committed`, `settled_at` (the offset of the message that has decided it, null while it is pending), and
-    the columns that `carried` wants. Topic, partition, offset and IDS are needed."""
-    # Messages that are not sequenced need no neighbours, so Spark need not move them to one place.
+    """Add the columns `is_committed` and `settled_at` (the offset of the message that decided whether a message is
+    committed, null while it is pending), and columns for `carried`. `messages` need topic, partition, offset and IDS.
+    """
+    # Unsequenced messages are decided without other messages, so Spark may spread them over tasks.
     verdicts = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
     log, place = ("topic", "partition", "producer", "spread"), "offset"
     by_producer = Window.partitionBy(*log).orderBy(place)
     before = by_producer.rowsBetween(Window.unboundedPreceding, -1)
-    # An acknowledgement goes back to its clock, unless it repeats the last acknowledgement.
+    # An acknowledgement sets the acknowledged clock back to its own clock, unless it repeats the last acknowledgement.
     last_ack = F.last(F.when(is_ack, F.col("clock")), ignorenulls=True).over(before)
     sets = is_ack & (last_ack.isNull() | (last_ack != F.col("clock")))
     verdicts = verdicts.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
@@ -74,8 +75,8 @@ def decided(messages: DataFrame) -> DataFrame:
     verdicts = verdicts.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
     pending = Window.partitionBy(*log, "settled").orderBy(place)
     newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
-    # One message settles the pending messages before it. Over all of the frame: from each row on, it would be searched
-    # again for each row.
+    # One message settles the pending messages before it. The window's frame is all of its partition: with a frame that
+    # begins at the row, Spark would search again for each row.
     settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"), "offset"))
     end = F.max(settling).over(Window.partitionBy(*log, "settled"))
     verdicts = verdicts.withColumn("newest", newest).withColumn("end", end)
@@ -92,10 +93,10 @@ def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column
 
 
 def carried(verdicts: DataFrame, begins: Column) -> DataFrame:
-    """Return the rows of `decided` that the next reader puts before its own. It begins at offset `begins`.
+    """Return the rows that the next reader, which begins at the offset `begins`, puts before its own rows.
 
-    They are the pending messages, and for each producer the messages that leave the next reader in this reader's state:
-    its last acknowledgement, and its commits since. These have offsets below 0, and are no records.
+    They are the pending messages, and for each producer the messages that restore this reader's state: the producer's
+    last acknowledgement and its highest commit since. These messages have offsets below 0, and are no records.
     """
     names = [name for name in verdicts.columns if name not in _DECIDED]
     verdicts = verdicts.where(F.col("clock").isNotNull() & (F.col("offset") < begins))

@@ -8,14 +8,14 @@ Promises
 - A micro-batch that is repeated from the checkpoint has the same rows.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
   micro-batch they are in one partition, ascending by id.
-- Returned rows were on disk in Postgres before, and a server that may lack them is refused (ServerRegressed), however
-  much was written there since: an offset names the last rows that it has passed.
-- A segment that is dropped before it was read is a failure (PositionLost), never a gap.
+- Rows are on disk in Postgres before they are returned. A server that may lack returned rows is refused
+  (ServerRegressed), however much was written there since: an offset includes the last rows before it.
+- A segment that is dropped before it was read is an error (PositionLost), never a gap.
 
-Spark 4.1 has no admission control for data sources in Python, but it reports to a source where its query is. With
-`maxRecordsPerBatch` the source returns an offset that is at most this number of records further. Spark does not report
-whether a query is new: a query without a report counts as new. Under the trigger `availableNow` Spark runs a single
-micro-batch of such a source: the batch that has to be repeated, or the next batch.
+Spark 4.1 has no admission control for data sources in Python, but it tells a source the current offset of its query.
+With `maxRecordsPerBatch` the source returns an offset that is at most this number of records further. Spark does not
+tell whether a query is new: until Spark has told an offset, the query counts as new. With the trigger `availableNow`
+Spark runs a single micro-batch of such a source: the batch that has to be repeated, or else the next batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 class OutboxStreamReader(DataSourceStreamReader):
-    """Follows the outbox."""
+    """The reader of a stream, which follows the outbox."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""
         check_schema(schema)
         self.options = ReadOptions.parse(options, streaming=True)
         self.schema = schema
-        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has reported it
-        self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
+        self._at: dict[str, Any] | None = None  # the current offset of the query, None until it is known
+        self._first: dict[str, Any] | None = None  # the offset for the value `now` of `startingOffsets`
         self._ahead: Ahead | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint starts."""
+        """Return the offset at which a query without a checkpoint starts."""
         if self.options.starting == "beginning":
             return beginning()
         if self._first is None:
@@ -55,7 +55,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return self._first
 
     def latestOffset(self) -> dict[str, Any]:
-        """Return where the next micro-batch ends: the same as before if nothing was committed.
+        """Return the offset at which the next micro-batch ends, the same as before if nothing was committed.
 
         Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
         """
@@ -73,9 +73,9 @@ class OutboxStreamReader(DataSourceStreamReader):
         return self._at
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the parts between two offsets: a partition for each shard, none for nothing."""
+        """Return a partition for each shard with the rows between two offsets, none if there are no such rows."""
         self._at = end
-        # A first micro-batch that starts now is empty, also when it is repeated, and now is later than it was.
+        # The first micro-batch of a stream that starts `now` is empty, even if it is repeated later.
         if start in (end, self._first):
             return []
         self._require((start, end))
@@ -121,12 +121,12 @@ class OutboxStreamReader(DataSourceStreamReader):
 
         if self._ahead is None:
             self._ahead = ahead.Ahead(self.options)
-        found = self._ahead.attached()  # before the snapshot is taken: that sees all closed segments
+        found = self._ahead.attached()  # before the snapshot is taken, which then sees all of the closed segments
         closed = found.floor if at.get("initial") else at["closed"]
         found.require(closed)
         end = self._ahead.after(at, found.floor, self.options.max_records)
         if end is None:
-            # An offset that knows of a segment that it was closed can do without that segment.
+            # If further segments are closed, a new offset notes that: the stream then no longer needs the segments.
             return at if found.closed <= closed else self._now()
         closes = at["closes"] if "cur" in at else found.closed
         if "cur" in end:

@@ -1,13 +1,13 @@
-"""Windows between snapshots of Postgres, which tasks read. Pure, and light: each executor loads it.
+"""Windows between two snapshots of Postgres, which tasks read. Each executor loads this pure module, so it is small.
 
 An offset of a stream is a position of `SnapshotSource`, with the evidence that reveals missing segments:
 
-    prev            all that this snapshot saw was read
-    cur, after      of the rows that `cur` saw and `prev` did not, all up to the id `after` were read: within a window
+    prev            a snapshot: all rows that it saw were read
+    cur, after      only within a window: rows up to the id `after` that `cur` saw and `prev` did not were read
     floor           the lowest id that had a segment when the newest snapshot was taken
-    closed          the id below which nothing is inserted any more: `prev` saw all of it
+    closed          the id below which nothing is inserted any more: `prev` saw all rows below it
     closes          the value of `closed` at the end of the window
-    server          where the server was
+    server          the position of the server in its log
     seen            the last rows that `cur`, or else `prev`, saw: see `harvest_lib.spark.seen_rows`
     initial         true for the beginning: nothing was read
 """
@@ -40,7 +40,7 @@ class Window:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position of `SnapshotSource` before it."""
+        """The position of `SnapshotSource` before the window."""
         return {
             "source": "snapshot",
             "prev": self.prev,
@@ -52,10 +52,10 @@ class Window:
 
 @dataclass(frozen=True)
 class OutboxPartition(InputPartition):
-    """Windows of a shard, in order. None: all rows, in a single statement.
+    """The windows of a shard, in order. Without windows it is all rows, read by a single statement.
 
-    Ids from `floor` on, and below `below` if that is given, must have segments when it was read, the segment's table
-    `file` its number of a file, and the server what `offsets` have passed.
+    After the read three conditions must hold: all ids from `floor` on, and below `below` if that is given, have
+    segments; the table in `file` still has the file number in `file`; the server has the last rows before `offsets`.
     """
 
     windows: tuple[Window, ...]
@@ -72,12 +72,12 @@ def beginning() -> dict[str, Any]:
 
 
 def newest_snapshot(offset: Offset) -> str:
-    """Return the newest snapshot of which an offset has passed rows."""
+    """Return the newest snapshot from which rows before an offset were read."""
     return str(offset.get("cur") or offset["prev"])
 
 
 def dropped(evidence: str) -> PositionLost:
-    """Return the error of a reader that misses a segment."""
+    """Return the error for a segment that is gone and was not read completely."""
     return PositionLost(
         "a segment of the outbox was emptied, rewritten or dropped before all of it was read",
         evidence=evidence,
@@ -87,9 +87,9 @@ def dropped(evidence: str) -> PositionLost:
 
 
 def required_from(start: Offset, end: Offset) -> int:
-    """Return the id from which on segments must be there for all between two offsets to be read.
+    """Return the lowest id that still needs a segment, so that all rows between two offsets can be read.
 
-    Raises PositionLost if some were gone when `end` was taken.
+    Raises PositionLost if needed segments were gone when `end` was taken.
     """
     if start.get("initial"):
         return int(end["floor"])

@@ -93,7 +93,7 @@ class WriteOptions:
 
 
 def conninfo_of(connection: psycopg.Connection, dsn: str) -> str:
-    """Return the connection string of tasks, with the driver's environment and password file written out."""
+    """Return the connection string for tasks, with all values from the driver's environment and password file."""
     info = connection.info
     found = {"host": info.host, "port": info.port, "dbname": info.dbname, "user": info.user}
     parts: dict[str, Any] = found | {"password": info.password or None} | dsn_parts(dsn)
@@ -102,7 +102,7 @@ def conninfo_of(connection: psycopg.Connection, dsn: str) -> str:
 
 @contextmanager
 def options_named() -> Iterator[None]:
-    """Name options in errors as they are here: the sink calls them as its command does."""
+    """Replace the command's option names in errors, such as `--order-by`, by the data source's, such as `orderBy`."""
     try:
         yield
     except HarvestError as error:
@@ -153,7 +153,7 @@ def _name(given: Mapping[str, str], *, streaming: bool) -> str:
 
 
 def without_password(dsn: str) -> str:
-    """Return a DSN. Raises ConfigError for a DSN that holds a secret, or cannot be read."""
+    """Return the DSN unchanged. Raises ConfigError for a DSN that holds a secret, or cannot be read."""
     dsn_parts(dsn)
     if has_secret(dsn):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The writers of the data source: a task stages its partition, and the driver promotes the attempts in their messages.
+"""The writers of the data source: a task stages its partition, and the driver promotes the attempts of the tasks.
 
 1. planning, in a Python worker of the driver: options and tables are checked, the run gets its id
-2. `write`, in a task: rows are appended to the staging table in a transaction, which the message names
+2. `write`, in a task: a transaction appends rows to the staging table, and the task's message names that attempt
 3. `commit`, in another worker of the driver: `promote` writes exactly the attempts in the messages, as the batch
 
 Only `commit` learns the number of a micro-batch. A micro-batch that Spark repeats is staged again under another run,
@@ -40,7 +40,7 @@ except ImportError:  # Spark 4.0 has a single class for Arrow, also for streams
 _PAUSE_SECONDS = 0.5
 _PLAN_SECONDS = 5
 _COMMIT_SECONDS = 30
-"""Seconds for which the driver reconnects after a lost connection. Planning or promoting twice is harmless."""
+"""For how long the driver tries to reconnect after a lost connection. Planning or promoting twice is harmless."""
 
 
 _Done = TypeVar("_Done")
@@ -48,13 +48,13 @@ _Done = TypeVar("_Done")
 
 @dataclass(frozen=True, slots=True)
 class StagedPartition(WriterCommitMessage):
-    """The message of a task."""
+    """The commit message of a task: the attempt under which it has staged its rows."""
 
     staged: NamedAttempt
 
 
 class _Writer:
-    """Common part of both writers. It is pickled: from the driver to the tasks, and of a batch to `commit`."""
+    """The common part of both writers. Spark pickles a writer for the tasks, and a batch's writer also for `commit`."""
 
     def __init__(
         self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool, streaming: bool
@@ -87,7 +87,7 @@ class _Writer:
             self._run = new_run(connection)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition's rows and name them."""
+        """Stage the rows of a partition; return the message with their attempt."""
         context = TaskContext.get()
         assert context is not None  # noqa: S101 - Spark calls it in a task
         staged = Staged(batch=self._label, run=self._run)
@@ -112,8 +112,7 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the rows staged by tasks, as far as they reported them; the next promotion of the name removes the
-        rest."""
+        """Delete the staged rows of tasks that sent a message. The next promotion of the same name deletes the rest."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
@@ -141,11 +140,12 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
             sys.stdout.write(described(self.plan, self._label) + "\n")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition's rows and name them."""
+        """Stage the rows of a partition; return the message with their attempt."""
         return WriterCommitMessage() if self.options.dry_run else super().write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Promote the batch, or find it promoted. Raises BatchConflict, RecordError, EmptyBatch, PromotionRefused."""
+        """Promote the batch unless it is in the ledger. Raises BatchConflict, RecordError, EmptyBatch or
+        PromotionRefused."""
         if self.options.dry_run:
             return
         if self._promote(messages, self.options.name) is None and not self.options.allow_empty:
@@ -161,7 +161,7 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
 
 
 class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes a stream: a micro-batch is a batch, known by the option `stream` and its number."""
+    """Writes a stream. A micro-batch is a batch, whose id is the option `stream` and the micro-batch's number."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite, streaming=True)
@@ -174,7 +174,7 @@ class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Promote the micro-batch, or find it promoted. Raises BatchConflict, RecordError, PromotionRefused."""
+        """Promote the micro-batch unless it is in the ledger. Raises BatchConflict, RecordError or PromotionRefused."""
         self._promote(messages, f"{self.options.name}:{batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - Spark's signature

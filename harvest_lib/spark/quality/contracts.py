@@ -75,7 +75,7 @@ class ContractBroken(HarvestError):
 class ColumnContract:
     """One column: its kind, whether it may be null or absent, and its limits, both included.
 
-    `least` and `most` are a number's, or a text's in characters.
+    `least` and `most` limit the value of a number, or the length of a text in characters.
     """
 
     kind: Kind
@@ -85,7 +85,7 @@ class ColumnContract:
     most: int | None = None
 
     def checks(self) -> dict[str, Any]:
-        """Return the limits as pandera's `Field` takes them, for pandas and Spark alike."""
+        """Return the limits as arguments of pandera's `Field`, for pandas and Spark alike."""
         if self.kind == "text":
             limits = {"min_value": self.least, "max_value": self.most}
             return {"str_length": limits} if limits != {"min_value": None, "max_value": None} else {}
@@ -95,8 +95,8 @@ class ColumnContract:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contract:
-    """The columns of a table, and conditions about whole rows: for each a function of a pandas frame, which is true for
-    good rows, and SQL that Spark finds good rows by."""
+    """The columns of a table, and conditions on whole rows. Each condition has two forms: a function of a pandas frame
+    that is true for good rows, and an SQL expression for Spark that is true for good rows."""
 
     name: str
     columns: Mapping[str, ColumnContract]
@@ -104,7 +104,7 @@ class Contract:
 
     @cached_property
     def pandas_model(self) -> type[pap.DataFrameModel]:
-        """The model for pandas, of frames as `as_declared` makes them."""
+        """The model for pandas. It validates frames that `as_declared` returned."""
         series: Any = pap.typing.Series
         members: dict[str, Any] = {"__annotations__": {}, "__doc__": f"The {self.name}, in pandas."}
         for name, column in self.columns.items():
@@ -135,11 +135,11 @@ class Contract:
     def enforce(self, frame: Any, *, allow_empty: bool = False) -> Any:
         """Return the frame if it fulfils the contract; raise ContractBroken with every check that fails.
 
-        A frame without rows shows nothing and fails, unless `allow_empty`. A pandas frame is returned in the types
-        declared. On a Spark frame each check is a job: cache a costly frame.
+        A frame without rows proves nothing and fails, unless `allow_empty`. A pandas frame is returned with the
+        declared types. On a Spark frame each check is a job: cache a costly frame.
         """
         missing = [name for name, column in self.columns.items() if column.required and name not in frame.columns]
-        if missing:  # pandera's word for it has a row in it
+        if missing:  # pandera's own message would quote a row
             raise ContractBroken(self.name, tuple(Failure(column=name, check="is missing") for name in missing))
         is_pandas = isinstance(frame, pd.DataFrame)
         enforced = self._enforce_pandas(frame) if is_pandas else self._enforce_spark(frame)
@@ -161,7 +161,7 @@ class Contract:
             for name, column in self.columns.items()
             if name in frame.columns and not _has_kind(frame.schema[name].dataType, column.kind)
         ]
-        if wrong:  # its checks do not apply to another type
+        if wrong:  # the checks of a column do not apply to another type
             raise ContractBroken(self.name, tuple(wrong))
         # pandera.pyspark collects failures, and raises nothing.
         found = self.spark_model.validate(frame).pandera.errors
@@ -175,10 +175,10 @@ class Contract:
         return frame
 
     def as_declared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return a pandas frame in the types declared, where nothing of its content changes by that.
+        """Return a pandas frame with the declared types, as far as a conversion keeps its content.
 
         pandas has many types for the same content: integers with a null among them are floats, text is `object`. Values
-        not of the kind declared stay as they are, for the model to find.
+        of another kind than declared stay unchanged, and the model rejects them.
         """
         result = frame.convert_dtypes()
         for name, column in self.columns.items():
@@ -199,7 +199,8 @@ class Contract:
         return result
 
     def _failures(self, errors: list[SchemaError]) -> tuple[Failure, ...]:
-        """Return the first failures: of types, else of columns, else of whole rows; later failures follow from them."""
+        """Return the failures of types; if there are none, of columns; if there are none, of whole rows. Failures of a
+        later kind would follow from failures of an earlier kind."""
         types, columns, rows = [], [], []
         for error in errors:
             check = getattr(error.check, "error", None) or getattr(error.check, "name", None) or str(error.check)
@@ -307,7 +308,7 @@ AUDIT_SUMMARY = Contract(
         "delay_max_ms": ColumnContract(kind="double", nullable=True),
         "backlog_records": _COUNT,
         "backlog_age_seconds": ColumnContract(kind="double", least=0),
-        # Not known where a record is lost whose row was purged.
+        # Null if the row of a lost record was purged, so that the record's key is unknown.
         "keys": _KNOWN_COUNT,
         "keys_with_gaps": _KNOWN_COUNT,
         "other_contents": _COUNT,

@@ -3,10 +3,10 @@
     checked = expect_audit(read_audit(dsn, "nightly"), docs=Path("site"))
     checked.ok, checked.failed, checked.index
 
-A suite, a validation and a checkpoint in a context that ends with the call: nothing is configured on disk, nothing is
-sent over the network, and the pages under `docs` are all that stays. Give them a folder of their own: an earlier call's
-pages are replaced. The pages load their style, and the signs beside each line, from public servers when they
-are opened; without them they are plain, but the numbers are there.
+Suite, validation and checkpoint are in a context that ends with the call. Nothing is configured on disk, nothing is
+sent over the network, and only the pages under `docs` stay. Give the pages a folder of their own: each call replaces
+the pages of earlier calls. An opened page loads its style and icons from public servers; without a network it is plain,
+but shows all numbers.
 
 Importing Great Expectations takes ten seconds: it happens with the first call.
 """
@@ -36,8 +36,8 @@ _LATEST = "SELECT * FROM harvest_audit.summary ORDER BY at DESC LIMIT 1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLimits:
-    """Highest values without alarm; None is not checked. Copies by another term are no alarm by default: delivery
-    at least once makes them when a leader dies. Delivery exactly once makes none."""
+    """The highest values that raise no alarm; a limit of None is not checked. Copies by another term raise no alarm by
+    default: at-least-once delivery makes such copies when a leader dies. Exactly-once delivery makes none."""
 
     duplicates_cross_epoch: int | None = None
     foreign_messages: int | None = None
@@ -59,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Result of the expectations, and the first of the pages about them."""
+    """The result of a check: the number of expectations, the failed expectations, and the first page of Data Docs."""
 
     expectations: int
     failed: Sequence[Failed]
@@ -76,7 +76,7 @@ class Checked:
 
 
 def read_audit(dsn: str, audit_id: str | None = None) -> pd.DataFrame:
-    """Return the summary of an audit, or of the latest, as a frame of a single row. Raises DatabaseError."""
+    """Return the summary of an audit, by default the latest, as a frame of a single row. Raises DatabaseError."""
     with connect(dsn) as connection, translated(), connection.cursor(row_factory=dict_row) as cursor:
         query = _LATEST if audit_id is None else _READ
         exists = connection.execute("SELECT to_regclass('harvest_audit.summary') IS NOT NULL").fetchone()
@@ -93,7 +93,7 @@ def read_audit(dsn: str, audit_id: str | None = None) -> pd.DataFrame:
 def expect_audit(summary: AuditSummary | pd.DataFrame, *, docs: Path, limits: AuditLimits | None = None) -> Checked:
     """Check an audit's summary against the suite; build Data Docs under `docs`.
 
-    Raises ContractBroken if it is no audit's summary at all.
+    Raises ContractBroken if `summary` does not fulfil the contract of a summary.
     """
     frame = pd.DataFrame([asdict(summary)]) if isinstance(summary, AuditSummary) else summary
     frame = AUDIT_SUMMARY.enforce(frame)
@@ -175,7 +175,7 @@ def _expectations(gx: Any, must_be_zero: Sequence[str], limits: AuditLimits) -> 
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return numpy's types, which Great Expectations knows best; nulls become NaN."""
+    """Return the frame in numpy's types, which Great Expectations supports best; nulls become NaN."""
     kinds = AUDIT_SUMMARY.columns.items()
     numbers = [
         name for name, column in kinds if column.kind == "double" or (column.kind == "bigint" and column.nullable)

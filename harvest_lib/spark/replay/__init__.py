@@ -1,4 +1,4 @@
-"""Fill a new subscription's topics with records delivered before: archive and outbox, once each, in per-key order."""
+"""Fills a new subscription's topics with earlier records from archive and outbox: each once, in order by key."""
 
 from harvest_lib.spark.replay.filling import ReplayReport, replay
 

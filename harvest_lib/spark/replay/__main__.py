@@ -110,7 +110,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _lines(subscription: str, every_seconds: float) -> Callable[[float], None]:
-    """Return a function that prints the share that is done, unless it did so a short time ago."""
+    """Return a function that prints the share that is done, but at most once in `every_seconds`."""
     next_at = 0.0
 
     def tell_share(share: float) -> None:

@@ -1,4 +1,4 @@
-"""Fills a new subscription with records delivered before it, by Spark; its harvester goes on where this ends.
+"""Fills the topics of a new subscription with earlier records, by Spark; its harvester continues from there.
 
     note that it is being filled ─► add the subscription: its snapshot ─► archive and outbox, up to that snapshot
         ─► parts by key, each by id, into the topics ─► note that it is filled ─► `harvest run` with that subscription
@@ -6,9 +6,9 @@
 Promises
 - The subscription's topics have each record once, for readers of committed records: records that its snapshot saw come
   from the replay, all later records from its harvester, which does not begin before the replay has ended.
-- A key's records are in the order of their ids, then as they are committed.
-- A replay that ended early goes on where it was when it is run again.
-- Retention keeps rows that are still to be read, and rows dropped before have to be in the archive.
+- A key's replayed records are in the order of their ids; later records follow in the order of their commits.
+- A replay that ended early continues from its progress when it is run again.
+- Retention does not drop rows that the replay has yet to read. Rows dropped earlier must be in the archive.
 """
 
 import json
@@ -47,14 +47,14 @@ from harvest_lib.subscriptions.admin import Subscriptions
 _HOLD = "UPDATE {table} SET retention_hold = %(hold)s WHERE subscription = %(name)s"
 _LOWEST_ID = -(2**63)
 _PROGRESS_LASTS = timedelta(days=6)
-"""Kafka forgets offsets of a group without members, after seven days unless it is configured otherwise."""
+"""How long a replay can be continued: Kafka deletes the offsets of a group without members, by default after 7 days."""
 _ANSWER_SECONDS = 30.0
 _COLUMNS = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Result of a replay: the number of records it has delivered, 0 if it had been `already_filled` before."""
+    """The result of a replay. `records` is the number of its records, 0 if the subscription was `already_filled`."""
 
     subscription: str
     records: int
@@ -65,7 +65,7 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlace:
-    """Place of a replay. `dsn` may have a password; `kafka` are a producer's settings."""
+    """Where a replay reads and writes. `dsn` may have a password; `kafka` are the settings of a producer."""
 
     dsn: str = field(repr=False)
     kafka: Mapping[str, object] = field(repr=False)
@@ -86,8 +86,9 @@ def replay(
 ) -> ReplayReport:
     """Fill a subscription's topics: `topics` maps the original topic of records to their new topic.
 
-    Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` gets the replay before
-    Spark begins, and `progress` each second the share that is done, about. Run again, it goes on where it was.
+    The role needs the rights of the outbox's owner. The topics must exist and be empty. `begun` is called with the
+    replay before Spark starts, `progress` each second with an estimate of the share that is done. A call after an
+    interrupted call continues the replay.
 
     Raises ConfigError, CheckpointError, TopicMissing, ArchiveError, RecordError, or another HarvestError.
     """
@@ -128,7 +129,7 @@ def _begun(
     subscription: str,
     topics: Mapping[str, str],
 ) -> OutboxReplay:
-    """Return the replay as noted; begin it if it is not."""
+    """Return the replay that is noted in Postgres; note a new replay if there is none."""
     placed = outbox.placed(connection)
     replays = Replays(placed)
     subscriptions = Subscriptions(connection, placed, Selection(table=placed.identifier))
@@ -209,7 +210,7 @@ def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription
 
 
 def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
-    """Return into how many parts a replay is divided: the partitions of the largest topic. All have to be empty."""
+    """Return the number of parts of a replay: the partitions of the largest new topic. All new topics must be empty."""
     if not topics:
         raise ConfigError("no topic was named", field="--topic", next_step="name what is replayed: orders=orders.v2")
     for one in (*topics, *topics.values()):
@@ -243,7 +244,7 @@ def _is_empty(kafka: Mapping[str, object], topic: str, partitions: int) -> bool:
 
 
 def progress_topic(kafka: Mapping[str, object], replayed: OutboxReplay) -> str:
-    """Return the topic whose partitions the progress of the parts is noted under. Raises CheckpointError."""
+    """Return a topic with a partition for the progress of each part. Raises CheckpointError without such a topic."""
     there = topic_partitions(kafka)
     fitting = [topic for topic in sorted(set(replayed.topics.values())) if there.get(topic, 0) >= replayed.parts]
     if not fitting:
@@ -267,7 +268,7 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings
 
 
 def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
-    """Return the topics' rows that the snapshot saw, by parts, each by id."""
+    """Return the rows of the topics that the snapshot saw, partitioned by part, and sorted by id within a part."""
     spark.dataSource.register(OutboxDataSource)
     given = parameters_of(place.dsn)
     secret = {"password": given.pop("password")} if "password" in given else {}

@@ -1,4 +1,4 @@
-"""A part of a replay: the records of some keys, by id, into Kafka in transactions of one transactional id.
+"""A part of a replay: it writes the records of some keys to Kafka, by id, in transactions of its transactional id.
 
     fence (init_transactions) ─► progress: the last id that was committed ─► records by id ─► commit, with progress
 
@@ -47,8 +47,8 @@ _FENCED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Common settings of all parts of a replay. `group` names the progress and, with the part, its transactions;
-    `progress_topic` has a partition for each part."""
+    """Common settings of all parts of a replay. The offsets of the consumer group `group` are the progress, and `group`
+    with the part's number is its transactional id. `progress_topic` has a partition for each part."""
 
     kafka: Mapping[str, object]
     topics: Mapping[str, str]
@@ -58,7 +58,7 @@ class PartSettings:
 
 
 def write_parts(settings: PartSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write rows that are sorted by part and id; yield for each part how many it has and its last id."""
+    """Write rows that are sorted by part and id. Yield number, count of records and last id of each part."""
     writer: _Writer | None = None
     done: list[tuple[int, int, int]] = []
     try:
@@ -94,7 +94,7 @@ def _finished(writer: "_Writer | None") -> list[tuple[int, int, int]]:
 
 
 class _Writer:
-    """The transactions of a part."""
+    """The producer of a part, with its transactions and its progress."""
 
     def __init__(self, settings: PartSettings, part: int) -> None:
         self.part = part
@@ -118,7 +118,8 @@ class _Writer:
         self._done = self._progress()  # every id below is committed
 
     def write(self, row: Sequence[Any]) -> None:
-        """Hand over a record, unless it is committed already: id, topic, key, value, names and values of headers."""
+        """Produce a record unless it is committed already. `row` is id, topic, key, value, header names and header
+        values."""
         record_id, topic, key, value, names, contents = row
         self.records += 1
         self.last_id = record_id
@@ -144,7 +145,7 @@ class _Writer:
         self._open_since, self._open_records = None, 0
 
     def close(self) -> None:
-        """Let go of both clients; an open transaction is aborted."""
+        """Close both clients. An open transaction is aborted."""
         self._consumer.close()
         self._producer.purge()
         self._producer.close()
@@ -183,7 +184,7 @@ class _Writer:
             call()
         except RAISED as error:
             with suppress(*RAISED):
-                self._producer.poll(0)  # the reports have more details than an error that the client may raise instead
+                self._producer.poll(0)  # a delivery report has more details than the error that the call has raised
             self._raise_failure()
             raise KafkaException(raised(error)) from error
 
@@ -200,7 +201,7 @@ class _Writer:
 
 
 def _progress_reader(settings: PartSettings) -> Consumer:
-    # Offsets in transactions that are not decided yet are waited for, by this isolation level.
+    # With this isolation level Kafka refuses to return an offset while its transaction is undecided: see `_NOT_YET`.
     own = {"group.id": settings.group, "enable.auto.commit": False, "isolation.level": "read_committed"}
     return Consumer(client_settings(settings.kafka, **own))
 

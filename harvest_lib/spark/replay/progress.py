@@ -1,4 +1,4 @@
-"""Progress of a running replay: the ids that its parts have committed, as a share of all."""
+"""The progress of a running replay: the ids that its parts have committed, as a share of all ids."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ _ANSWER_SECONDS = 5.0
 
 @contextmanager
 def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callable[[float], None]) -> Iterator[None]:
-    """Report each second the share that is done, from 0 to 1, until the block ends. An estimate: ids have gaps,
-    and parts end at different times."""
+    """Call `tell` each second with the share that is done, from 0 to 1, until the block ends. The share is an estimate:
+    ids have gaps, and parts end at different times."""
     ended = threading.Event()
 
     def watch() -> None:

@@ -1,10 +1,10 @@
-"""A batch from end to end, and its visibility to other runs of the same batch.
+"""A batch from its first read of the ledger to its commit, and the lock against other runs of the same batch.
 
-A run holds the batch's session lock from its first read of the ledger to the commit of its promotion, both on one
-connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So its holder
-may remove all the staging rows it finds, and never waits for a dead run. Of two runs at once one promotes and the
-other finds the batch promoted. `promote` reads the ledger once more, under the outbox's lock, for callers without
-the batch's.
+A run takes the batch's session lock before it reads the ledger, and promotes on the same connection. A run that died or
+lost its connection has lost the lock too, and can no longer promote. So the holder of the lock may delete all staging
+rows of the batch, and never waits for a dead run. If two runs are concurrent, the first promotes the batch, and the
+second finds it promoted. The data source calls `promote` without the batch's lock; therefore `promote` reads the ledger
+once more, under the outbox's lock.
 """
 
 import json
@@ -33,7 +33,7 @@ _NUL_SENTENCE = 'encoding "UTF8": 0x00'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """Result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty batch."""
+    """The result of a batch. `at` is the time of its promotion: Unix time by Postgres's clock, None if it is empty."""
 
     batch: str
     rows: int
@@ -48,7 +48,7 @@ class BatchReport:
         return round(self.rows / seconds) if seconds else 0
 
     def as_json(self) -> str:
-        """Return it as a JSON object on one line, `rows_per_second` included."""
+        """Return the report as a JSON object on one line, `rows_per_second` included."""
         return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
 
 
@@ -63,10 +63,10 @@ def load_batch(
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.
 
-    `connection` is this call's alone while it runs. `content` is the frame's content, if it is known already; then
-    the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
-    PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
-    died during the commit.
+    Nothing else may use `connection` during the call. `content` is the frame's content if the caller has computed it
+    already: the staged rows are then compared with it. The frame is computed once in either case. Raises BatchConflict,
+    RecordError, PromotionRefused or another DatabaseError. On an error nothing of the batch is promoted, except that
+    all of it may be if the connection died during the commit.
     """
     run, tables = str(uuid.uuid4()), plan.tables
     with _batch_lock(connection, batch, tables):
@@ -86,7 +86,8 @@ def load_batch(
 
 
 def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, plan: WritePlan) -> BatchReport:
-    """Write a batch through the driver unless it is promoted already. Raises as `load_batch`, and SourceError."""
+    """Write a batch through the driver unless it is promoted already. Raises the errors of `load_batch`, and
+    SourceError."""
     with _batch_lock(connection, batch, plan.tables):
         if (before := _promoted_before(frame, batch, connection, plan.tables, None)) is not None:
             return before
@@ -122,7 +123,7 @@ def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: flo
 
 @contextmanager
 def _nul_named(frame: DataFrame, batch: str) -> Iterator[None]:
-    """Name the columns of the frame that have a NUL character, since Postgres's error names no column."""
+    """Raise RecordError with the columns that have a NUL character, since Postgres's error names no column."""
     try:
         yield
     except DatabaseError as error:
@@ -139,7 +140,7 @@ def _content_of(frame: DataFrame, batch: str) -> Content:
 @contextmanager
 def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
     who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
-    # Tried again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
+    # Polls with a try-lock, because a statement that waits inside Postgres holds back vacuum of all tables.
     while True:
         with postgres_errors(f"locking batch {batch}"):
             row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()

@@ -1,4 +1,4 @@
-"""Content of a frame, as count and hash: by that a batch is known again."""
+"""The content of a frame as row count and hash, with which a repeated batch is compared to its first promotion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, CharType, DataType, StringType, Varchar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Rows and a hash of them all that does not depend on their order."""
+    """The number of rows, and a hash of all rows that does not depend on their order."""
 
     rows: int
     content_hash: str
@@ -20,27 +20,28 @@ class Content:
 
 
 def column(name: str) -> Column:
-    """Name a column as it is spelled: Spark would take a dot for a way into a struct."""
+    """Return the column with exactly this name. Without the quotes Spark would read a dot as a field of a struct."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 def row_hash(names: Sequence[str]) -> Column:
-    """Hash the columns of a row. Nulls are distinguished by place: xxhash64 itself skips them."""
+    """Return a hash of a row's columns. It covers which columns are null, because xxhash64 itself skips nulls."""
     return F.xxhash64(*map(column, names), *[column(name).isNull() for name in names])
 
 
 def hash_sum(hashes: Column) -> Column:
-    """Add up the hashes of rows."""
+    """Return the sum of row hashes as decimal(38,0), 0 without rows."""
     return F.coalesce(F.sum(hashes.cast("decimal(20,0)")).cast("decimal(38,0)"), F.lit(0).cast("decimal(38,0)"))
 
 
 def nul_evidence(counts: Mapping[str, int]) -> str:
-    """Name the columns whose text Postgres cannot store: `counts` are rows with a NUL character, by column."""
+    """Describe the columns with NUL characters, which Postgres cannot store. `counts` maps a column to its number of
+    such rows. The result is empty if all counts are 0."""
     return "; ".join(f"{count} rows have a NUL character in {name!r}" for name, count in counts.items() if count)
 
 
 def nul_counts(frame: DataFrame) -> dict[str, int]:
-    """Compute the frame once, and return how many rows of each column of text have a NUL character."""
+    """Compute the frame once; return for each column of text, or of arrays of text, its number of rows with NUL."""
     texts = {each.name: each.dataType for each in frame.schema.fields if _is_text(each.dataType)}
     if not texts:
         return {}
@@ -59,7 +60,7 @@ def _is_text(kind: DataType) -> bool:
 
 
 def content_of(frame: DataFrame) -> Content:
-    """Compute the frame once, for its content alone."""
+    """Compute the frame once, and return its content."""
     row = frame.agg(F.count(F.lit(1)).alias("rows"), hash_sum(row_hash(frame.columns)).alias("hash_sum")).first()
     assert row is not None  # noqa: S101 - an aggregate without groups returns a row
     return Content(rows=row["rows"], content_hash=str(row["hash_sum"]))

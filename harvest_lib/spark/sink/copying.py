@@ -1,7 +1,7 @@
-"""Work of a task of the data source: append Arrow batches to the staging table by COPY, in one transaction.
+"""The work of a task of the data source: append Arrow batches to the staging table by COPY, in a single transaction.
 
-That transaction is the task's attempt, and the task's message names it. A task that fails, is repeated or runs twice
-leaves rows under attempts that no message names.
+The transaction's id is the id of the task's attempt, and the task's commit message contains it. A task that fails, is
+repeated or runs twice leaves rows under attempt ids that no commit message contains.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedAttempt:
-    """Rows that a task has staged. `attempt` is empty for a partition without rows."""
+    """The attempt under which a task has staged its rows. `attempt` is empty for a partition without rows."""
 
     run: str
     partition: int
@@ -37,7 +37,10 @@ class NamedAttempt:
 def copy_batches(
     batches: Iterable[pa.RecordBatch], *, dsn: str, plan: WritePlan, staged: Staged, partition: int
 ) -> NamedAttempt:
-    """Stage a partition's rows. Raises DatabaseUnavailable or another DatabaseError; then none of them is staged."""
+    """Stage a partition's rows. On an error no row is staged.
+
+    Raises RecordError, PromotionRefused, DatabaseUnavailable or another DatabaseError.
+    """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
@@ -74,7 +77,10 @@ def _nul_counts(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, int]:
 
 
 def copy_text(batch: pa.RecordBatch, *, partition: int, first_row: int) -> pa.Buffer:
-    """Return rows as lines of COPY's text format, partition and row number first. The batch has rows."""
+    """Return a batch as lines of COPY's text format, each beginning with partition and row number.
+
+    The batch must have rows.
+    """
     rows = pa.array(range(first_row, first_row + batch.num_rows)).cast(_TEXT)
     fields = [pa.scalar(str(partition), _TEXT), rows, *map(_texts, batch.columns)]
     lines = pc.binary_join_element_wise(*fields, pa.scalar("\t", _TEXT))
@@ -85,7 +91,7 @@ def copy_text(batch: pa.RecordBatch, *, partition: int, first_row: int) -> pa.Bu
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Return a column as Postgres reads it, escaped; nulls are `\\N`."""
+    """Return the values of a column as escaped text for COPY; a null is `\\N`."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp("us", "UTC"))  # the instant is the same

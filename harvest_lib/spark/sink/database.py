@@ -1,4 +1,4 @@
-"""Postgres as the jobs see it: connections, table names, and errors for its refusals."""
+"""Postgres for the jobs: connections, the names of tables, the target of JDBC, and the translation of errors."""
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ _IN_JAVA = {
     "gssencmode": "gssEncMode",
     "krbsrvname": "kerberosServerName",
 }
-"""Parameters of libpq that are about security, by the names of pgjdbc's properties."""
+"""Maps libpq's security parameters to the properties of pgjdbc."""
 _NOT_IN_JAVA = frozenset({"sslcrl", "sslcrldir", "ssl_min_protocol_version", "ssl_max_protocol_version", "requirepeer"})
 _KEY_OIDS = {
     bytes.fromhex("2a8648ce3d0201"): "EC",
@@ -57,9 +57,9 @@ _LOST = ("08", "57P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name.
+    """The tables of a sink. Staging table and ledger are named after the business table, else after the outbox.
 
-    `hashes_rows`: the staging table does, and its writer need not.
+    `hashes_rows` is true if the staging table computes the hash of a row, so that its writer does not.
     """
 
     business: sql.Identifier | None
@@ -70,9 +70,10 @@ class Tables:
 
     @classmethod
     def named(cls, *, business: str | None, outbox: str, columns: str = "") -> "Tables":
-        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError.
+        """Return the tables for names `table` or `schema.table`, not folded to lower case. Raises ConfigError.
 
-        `columns` are the columns of the frame: each set of columns has its own staging table, which hashes rows.
+        `columns` is a digest of the frame's columns for the name of the staging table: each set of columns then has its
+        own staging table, which hashes its rows.
         """
         beside, option = (outbox, "--outbox") if business is None else (business, "--table")
         return cls(
@@ -84,7 +85,7 @@ class Tables:
         )
 
     def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
-        """Put the names into a statement's braces."""
+        """Return the statement with the names of the tables, and `more`, in its braces."""
         business = self.business or sql.SQL("")
         return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
 
@@ -103,7 +104,7 @@ def _identifier(text: str, suffix: str = "", *, option: str) -> sql.Identifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column as Postgres has it. `filled_by` is the expression that fills it when it is not given."""
+    """A column of a table. `filled_by` is the expression for its value if an INSERT leaves the column out."""
 
     name: str
     type: str
@@ -153,7 +154,7 @@ def connect(dsn: str) -> psycopg.Connection:
 
 
 def takes_options(connection: psycopg.Connection) -> bool:
-    """Return True if a session like this can be given settings as it begins: a pooler refuses or ignores them."""
+    """Return True if the server accepts settings at the start of a session. A pooler refuses or ignores settings."""
     info = connection.info
     probed = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
     try:
@@ -165,7 +166,7 @@ def takes_options(connection: psycopg.Connection) -> bool:
 
 @contextmanager
 def postgres_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg's errors into the harvester's, which name the operation."""
+    """Translate psycopg's errors into DatabaseErrors that name the operation `doing`."""
     try:
         yield
     except psycopg.Error as error:
@@ -196,7 +197,7 @@ def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int
 
 
 def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[TableColumn]:
-    """Return a table's columns in their order; none if there is no such table."""
+    """Return a table's columns in their order; an empty list if there is no such table."""
     name = table.as_string(None)
     with (
         postgres_errors(f"looking at the columns of {name}"),
@@ -206,7 +207,10 @@ def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[Ta
 
 
 def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
-    """Return the target for Spark's JDBC writer, as libpq read the DSN, its environment and its password file."""
+    """Return the staging table as the target of Spark's JDBC writer, for the host, user and password that libpq uses.
+
+    Raises ConfigError for a DSN that pgjdbc cannot follow, DatabaseError if the staging table is gone.
+    """
     info = connection.info
     if info.host.startswith("/"):
         raise ConfigError(
@@ -233,8 +237,8 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             "driver": "org.postgresql.Driver",
             "batchsize": "5000",
             "reWriteBatchedInserts": "true",
-            "stringtype": "unspecified",  # text goes into columns of days and times too
-            # Else the driver's exceptions, and so Spark's log, carry whole rows.
+            "stringtype": "unspecified",  # columns of dates and times take text too
+            # Otherwise the driver's exceptions, and with them Spark's log, contain whole rows.
             "logServerErrorDetail": "false",
             **security_of(info.get_parameters()),
         },
@@ -256,7 +260,7 @@ def security_of(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _algorithm_of(key: Path) -> dict[str, str]:
-    """Return pgjdbc's property for a key; none for a key that it reads by itself, in DER or PKCS#12."""
+    """Return pgjdbc's property with the algorithm of a PEM key. A key in DER or PKCS#12 needs no property."""
     try:
         text = key.read_bytes()
     except OSError as error:

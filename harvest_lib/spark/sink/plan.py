@@ -1,7 +1,8 @@
-"""Plan of a write, checked beforehand: from a declaration, a frame's columns and the tables that are there.
+"""The plan of a write, checked before the write: from a declaration, a frame's schema and the existing tables.
 
-Nothing here starts a Spark job. Whatever can be known to fail is refused before the first row is read: a column that
-is missing or has no place, a type the table does not take, an invalid outbox, a staging table of another make.
+Nothing here starts a Spark job. All errors that the schema reveals are raised before the first row is read: a column
+that is missing or that no table takes, a type that the table does not take, an invalid outbox, an unusable staging
+table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ _OUTBOX_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePlan:
-    """Columns of a write and their targets. `business` is empty without a business table."""
+    """The columns of a write, and the columns of both target tables by name. `business` is empty without a table."""
 
     tables: Tables
     records: Records
@@ -49,12 +50,13 @@ class WritePlan:
 
     @property
     def filled_columns(self) -> tuple[TableColumn, ...]:
-        """Columns that Postgres fills and the record shows: the sink fills them, so that both have the same value."""
+        """Columns of the record that only the business table has. The sink computes their defaults once, so that both
+        have the same value."""
         used = self.records.columns(self.names)
         return tuple(each for name, each in self.business.items() if name in used and name not in self.names)
 
     def type_of(self, name: str) -> str:
-        """Return the type that a column has in the record."""
+        """Return a column's Postgres type in the record: the business table's, else the frame's."""
         if name in self.business:
             return self.business[name].type
         return next(each.type for each in self.columns if each.name == name)
@@ -83,12 +85,15 @@ def checked_plan(
 
 
 def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: bool = True) -> None:
-    """Make ledger and staging table where they are missing. Raises OutboxTableError for one of another make."""
+    """Create the ledger, and if `staging` the staging table, unless they exist.
+
+    Raises OutboxTableError for a staging table of another version, or with other columns and in use.
+    """
     tables = plan.tables
     named = creating(connection, "the sink's tables", tables.staging)
     with named, postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        if place_of(connection, tables.ledger) is None:  # else a needless privilege would be required
+        if place_of(connection, tables.ledger) is None:  # IF NOT EXISTS alone would require the privilege to create
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
         if not staging or _staging_fits(connection, plan):
             return
@@ -101,7 +106,7 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
 
 
 def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
-    """Return the columns of the outbox table, of either layout. Raises OutboxTableError for another table."""
+    """Return the columns of the outbox table by name; both layouts are accepted. Raises OutboxTableError otherwise."""
     name = tables.outbox.as_string(None)
     columns = {each.name: each for each in columns_of(connection, tables.outbox)}
     next_step = "create it with `harvest init`, or name the right table by --outbox"
@@ -212,7 +217,7 @@ def _check_types(connection: psycopg.Connection, plan: WritePlan) -> None:
 
 
 def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
-    """Return True if the staging table is there as the frame needs it; one of another frame is removed if empty."""
+    """Return True if the staging table has the frame's columns. A table with other columns is dropped if it is idle."""
     found = {each.name: each.type for each in columns_of(connection, plan.tables.staging)}
     if not found:
         return False
@@ -239,7 +244,7 @@ def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
 
 
 def _is_idle(connection: psycopg.Connection, tables: Tables) -> bool:
-    """Return True if no run stages anything; the table is then locked until the transaction ends."""
+    """Return True if no run has rows in the staging table. The table is then locked until the transaction ends."""
     sweep_staging(connection, tables=tables)
     try:
         with connection.transaction():

@@ -1,22 +1,21 @@
-"""From staging to the business table and the outbox, in one transaction.
+"""The promotion of staged rows into the business table and the outbox, in a single transaction.
 
-The steps, which `promote` repeats:
+The steps of `promote`:
 
-1. end sessions left by the run's tasks: a copy that lost the race may be about to commit. Where the tasks' messages
-   name the attempts, such a copy is none of them
-2. lock the outbox against other promotions until commit, so that outbox ids of a key rise in commit order
-3. read the ledger: a batch that is there already is left alone, or refused if it has other data. A batch that this run
-has
-   entered itself, and did not learn of because the connection was lost, is not compared: its rows are gone
-4. choose one attempt per partition, the named or the earliest attempt, each whole; where Spark's
-   content is known, compare count and hash with it
-5. insert business rows and outbox rows in the declared order; compare the counts again
-6. remove the batch's staging rows, of this run and of dead runs
-7. enter the batch into the ledger; commit
+1. end sessions of the batch's tasks: a speculative copy of a task may still be about to commit. This step is left out
+   if the tasks' messages contain the attempts, because rows of other attempts are not promoted
+2. lock the outbox against other promotions until commit, so that the outbox ids of a key ascend in commit order
+3. read the ledger. A batch in the ledger is not written again, and is refused if it has other data. A batch that this
+   run itself wrote to the ledger before it lost its connection is not compared: its staged rows are gone
+4. choose a complete attempt per partition: the attempt in the task's message, else the earliest. If Spark's content
+   is known, compare row count and hash with it
+5. insert business rows and outbox rows in the declared order; compare the row counts again
+6. delete the batch's staging rows, of this run and of dead runs
+7. write the ledger entry; commit
 
-The batch is complete without a second pass over the frame: Spark's job is done, so each partition has committed
-an attempt, and Postgres has not been restarted since (which empties the staging table), or the connection that holds
-the batch's lock, and promotes, would be gone.
+No second pass over the frame is needed to show that the batch is complete. Spark's job has succeeded, so each partition
+has committed an attempt. Postgres has not restarted since then, which would have emptied the staging table: a restart
+would have ended the connection that holds the batch's lock and promotes.
 """
 
 from collections.abc import Iterable
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit."""
+    """The ledger's row of a promoted batch. `promoted_at` is the time by Postgres's clock just before the commit."""
 
     rows: int
     content_hash: str
@@ -52,7 +51,7 @@ class LedgerEntry:
 
 
 def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
-    """Return the batch's ledger row, if it was promoted."""
+    """Return the batch's ledger row, None if the batch was not promoted."""
     with postgres_errors("reading the ledger"), _ledger_cursor(connection) as cursor:
         return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
 
@@ -60,7 +59,8 @@ def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) 
 def enter_ledger(
     connection: psycopg.Connection, batch: str, content: Content, *, run: str, tables: Tables
 ) -> LedgerEntry:
-    """Write the batch's ledger row, in the caller's transaction."""
+    """Write the batch's ledger row in the caller's transaction, and return it. Raises DatabaseError if a rule or a
+    trigger of the ledger suppresses the row."""
     values = {"batch": batch, "rows": content.rows, "content_hash": content.content_hash, "run": run}
     with _ledger_cursor(connection) as cursor:
         entry = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
@@ -74,12 +74,12 @@ def enter_ledger(
 
 
 def _ledger_cursor(connection: psycopg.Connection) -> psycopg.Cursor[LedgerEntry]:
-    """Return a cursor that reads times in binary form, so that the role's `DateStyle` may be any."""
+    """Return a cursor that reads times in binary form, independent of the role's `DateStyle`."""
     return connection.cursor(binary=True, row_factory=class_row(LedgerEntry))
 
 
 def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
-    """Raise BatchConflict if a promoted batch has other data."""
+    """Raise BatchConflict if the batch was promoted with data other than `content`."""
     if (entry.rows, entry.content_hash) != (content.rows, content.content_hash):
         raise BatchConflict(
             f"batch {batch} was promoted before, with other data",
@@ -92,7 +92,7 @@ def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
 
 
 def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Take the earliest attempt of each partition, in order of partition."""
+    """Return the earliest attempt of each partition, ordered by partition."""
     chosen: dict[int, Attempt] = {}
     for attempt in sorted(attempts, key=lambda a: (a.partition, int(a.attempt))):
         chosen.setdefault(attempt.partition, attempt)
@@ -102,10 +102,11 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 def promote(
     connection: psycopg.Connection, batch: str, content: Content | None, *, staged: Staged, plan: "WritePlan"
 ) -> tuple[LedgerEntry, bool] | None:
-    """Promote the staged rows as the batch; return its ledger row and whether this call has written it.
+    """Promote the staged rows as the batch. Return the batch's ledger row, and True if this run has written that row.
 
-    `content` is Spark's own, if it is known. Returns None, and writes nothing, if nothing was staged and
-    nothing is known. Raises BatchConflict, RecordError, PromotionRefused (nothing is written) or another DatabaseError.
+    `content` is the content that Spark computed, None if it is unknown. Without `content` and without staged rows
+    nothing is written, and None is returned. Raises BatchConflict, RecordError or PromotionRefused, each with nothing
+    written, or another DatabaseError.
     """
     tables = plan.tables
     if staged.named is None:
@@ -163,7 +164,7 @@ def _insert(
     connection: psycopg.Connection, batch: str, *, run: str, plan: "WritePlan", chosen: list[Attempt]
 ) -> tuple[int, int | None]:
     try:
-        with connection.transaction():  # a savepoint: faults of the rows can still be queried
+        with connection.transaction():  # a savepoint: after an error the faulty rows can still be queried
             done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
     except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
         found = connection.execute(faults(plan, run=run, attempts=chosen)).fetchone()
@@ -177,7 +178,8 @@ def _insert(
 
 
 def fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
-    """Explain why rows cannot be records: the number without a key, and the longest key and value."""
+    """Explain why rows cannot be records; the result is empty if they can. `keyless` is the number of rows without a
+    key, `key` and `value` are the lengths in characters of the longest key and value."""
     key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
     if keyless:
         return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"
@@ -189,7 +191,7 @@ def fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -
 
 
 def rows_refused(batch: str, evidence: str) -> RecordError:
-    """Return the error that rows of the frame cannot be records."""
+    """Return the error for a frame with rows that cannot be records."""
     return RecordError(
         f"batch {batch} holds rows that cannot be records",
         evidence=evidence,
@@ -198,7 +200,7 @@ def rows_refused(batch: str, evidence: str) -> RecordError:
 
 
 def refused(batch: str, evidence: str) -> PromotionRefused:
-    """Return the error that Postgres has other data than Spark computed."""
+    """Return the error for data in Postgres that differs from the data that Spark computed."""
     return PromotionRefused(
         f"batch {batch} was not promoted: Postgres does not hold what Spark computed",
         evidence=evidence,

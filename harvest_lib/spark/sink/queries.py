@@ -1,17 +1,17 @@
-"""All SQL but the promotion, which `statement` puts together. Braces are identifiers, `%(name)s` are bound values.
+"""The sink's SQL, except the promotion, which `statement` builds. Braces are identifiers, `%(name)s` are bound values.
 
-The staging table knows an *attempt* by the transaction that wrote it: a task commits once per partition, so a retried
-task, a speculative copy and a commit whose acknowledgement was lost are each one transaction, and
-`pg_current_xact_id()` distinguishes them. Spark's own task attempt id does the same, but the JDBC writer would need a
-Python worker for every partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
+In the staging table an *attempt* has the id of the transaction that wrote its rows, `pg_current_xact_id()`. A task
+commits once per partition, so a retry, a speculative copy and a commit without acknowledgement each have their own id.
+Spark's task attempt id would do as well, but the JDBC writer would need a Python worker for every partition to get it:
+staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
 """
 
 from typing import LiteralString
 
 from psycopg import sql
 
-# Unlogged: a crash empties it, and the batch is staged again. Values that all rows of a batch share are settings of
-# the tasks' sessions if the server allows such settings: sent with each row they would be a good part of the data.
+# Unlogged: a crash empties the table, and the batch is staged again. Batch and run are the same in all rows of a batch.
+# If the server allows it they are settings of the tasks' sessions: sent with each row they would be much of the data.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
@@ -23,10 +23,10 @@ CREATE UNLOGGED TABLE {staging} (
     {columns}
 )
 """
-# Where the server hashes rows itself. Partitions by hash rest on this function too: it stays between versions.
+# For a table that hashes its rows itself. Hash partitioning relies on this function too, so versions do not change it.
 ROW_HASH: LiteralString = "GENERATED ALWAYS AS (hash_record_extended(ROW({names}), 0)) STORED"
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
-# Else a task could commit rows between the check and the drop.
+# Without this lock a task could commit rows between the check and the drop.
 LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
 
 CREATE_LEDGER: LiteralString = """
@@ -61,9 +61,9 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdroppe
 ORDER BY a.attnum
 """
 
-# All but types that Postgres converts by itself without loss (a number too large for the narrower column is an
-# error), and text for types that have no other spelling: json, uuid, enumerations, addresses. A domain counts as its
-# base type.
+# Columns whose types do not fit. These fit: types that Postgres converts without loss (a number too large for a
+# narrower column is an error), and text for types that Spark lacks: json, uuid, enumerations, addresses. A domain
+# counts as its base type.
 MISFITS = """
 WITH pair AS (
     SELECT name, given, wanted, g.oid AS g, coalesce(nullif(w.typbasetype, 0), w.oid) AS w, w.typcategory AS category
@@ -80,7 +80,7 @@ WHERE g <> w
 ORDER BY name
 """
 
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one of them then fails.
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find no table, and one of the two then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_lib.spark ddl', 0))"
 
 # Advisory locks carry the table's oid, so that `flights` and `public.flights` are the same lock.
@@ -105,7 +105,7 @@ STAGED_BATCHES: LiteralString = "SELECT DISTINCT batch FROM {staging}"
 
 ANY_STAGED: LiteralString = "SELECT FROM {staging} LIMIT 1"
 
-# A copy of a task that lost the race may still be about to commit; Spark does not wait for it.
+# A speculative copy of a task that lost the race may still be about to commit: Spark does not wait for it.
 END_WRITERS = """
 SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = %(writer)s
@@ -121,7 +121,7 @@ OTHERS_STAGED: LiteralString = "SELECT FROM {staging} WHERE NOT ({dead}) LIMIT 1
 
 EMPTY_STAGING: LiteralString = "TRUNCATE {staging}"
 
-# Keys, values and headers spell times and numbers the same way, whatever the role's settings.
+# Times and numbers have the same text in keys, values and headers, whatever the role's settings.
 ONE_SPELLING = """
 SELECT
     set_config('TimeZone', 'UTC', true),
@@ -129,14 +129,14 @@ SELECT
     set_config('extra_float_digits', '1', true)
 """
 
-# All of a batch is sorted at once; by default Postgres would do that in pieces of 4 MB.
+# A batch is sorted as a whole; with the default `work_mem` Postgres would sort it in pieces of 4 MB.
 MORE_TO_SORT_IN = """
 SELECT set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, 64 * 1024) || 'kB', true)
 """
 
 NOW_MILLISECONDS = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
-# A task of the data source: its transaction is its attempt, and the staging table's defaults read the settings.
+# Begins a task of the data source. The transaction is its attempt; the staging table's defaults read the settings.
 BEGIN_ATTEMPT = """
 SELECT
     pg_current_xact_id()::text,
@@ -158,5 +158,5 @@ RETURNING rows, content_hash, run, promoted_at
 
 
 def as_sql(text: str) -> sql.SQL:
-    """Take text that Postgres itself spells (a type, a default) as a piece of a statement."""
+    """Return text that comes from Postgres itself (a type, a default) as SQL, without quoting."""
     return sql.SQL(text)

@@ -1,4 +1,4 @@
-"""Declaration of the record that a row of a frame becomes in the outbox, and checks that need no server."""
+"""The declaration of how a frame's row becomes a record in the outbox, and the checks that need no server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,21 +18,22 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """A header that takes the id of the batch."""
+    """The id of the batch as the text of a header."""
 
 
 HeaderSource = str | Fixed | BatchId
-"""A column, a text, or the batch's id."""
+"""The source of a header's text: the name of a column, a fixed text, or the batch's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """One record per row. Columns are the frame's, or columns that the business table fills itself (a serial id).
+    """How rows become records. Columns are the frame's, or columns that the business table fills itself (a serial id).
 
-    `key`: a column; of several the texts are joined by a colon. Rows without a key are refused. `value`: a column,
-    taken as text (null is a tombstone); several, or None for all of the frame's: a JSON object of them, with nulls.
-    `order_by`: columns of the frame by which records get their ids; ties, or all rows if there are none,
-    stay in the order of the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
+    `key` is a column, or several columns whose texts are joined by a colon; a row with null in the key is refused.
+    `value` is a column, taken as text (null is a tombstone), or several columns, which become a JSON object with nulls;
+    None stands for all columns of the frame. Records get their ids in the order of the columns `order_by`; rows that
+    are equal there, or all rows without `order_by`, keep the frame's order. Raises ConfigError for an invalid name of a
+    topic, or without a key.
     """
 
     topic: str
@@ -65,7 +66,7 @@ class Records:
         return (self.value,) if isinstance(self.value, str) else tuple(self.value)
 
     def columns(self, frame: Sequence[str]) -> dict[str, str]:
-        """Return each column that is used, with the option that names it."""
+        """Return the columns that a record is made of, each with the command's option that names it."""
         used = dict.fromkeys(self.value_columns(frame), "--value")
         used |= {source: "--header" for source in self.headers.values() if isinstance(source, str)}
         return used | dict.fromkeys(self.key_columns, "--key")

@@ -1,7 +1,7 @@
 """The columns of the staging table, and the writing of a batch into it by Spark's JDBC writer.
 
 The writer commits once per partition. After a lost acknowledgement, a retry or a speculative copy, the table has the
-same rows more than once, each time under another attempt. Promotion takes one attempt of each.
+same rows more than once, each time under another attempt. Promotion takes one attempt per partition.
 """
 
 import re
@@ -66,7 +66,7 @@ class StagedColumn:
 
 
 def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
-    """Return the columns of a frame as the staging table has them. Raises ConfigError."""
+    """Return the staging table's columns for a frame. Raises ConfigError for a name or a type that cannot be staged."""
     seen: set[str] = set()
     given = {each.name.lower() for each in schema.fields}
     columns = []
@@ -90,7 +90,7 @@ def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
 
 
 def _staged(name: str, given: Collection[str]) -> str:
-    """Return a name that is neither one of the staging table's own, nor Postgres', nor another column's."""
+    """Return a staging column's name that differs from bookkeeping columns, system columns and the frame's others."""
     if name.lower() not in BOOKKEEPING and name not in _SYSTEM_COLUMNS:
         return name
     staged = f"{name} (frame)"
@@ -116,18 +116,18 @@ def _type_of(each: spark.StructField) -> str:
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_options: bool) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError.
 
-    `by_options`: batch and run are settings of the tasks' sessions, from which the table fills them. Else they go with
-    each row, which takes a fifth longer.
+    With `by_options` batch and run are settings of the tasks' sessions, which the table's defaults read. Otherwise each
+    row carries both values, which takes a fifth longer.
     """
     names = {"batch": batch, "run": run}
-    # Rows that are literals of the query Spark's optimizer would compute itself, all of them as partition 0, and write
-    # in several partitions all the same: later partitions would be mistaken for its copies. It sees no literals
-    # behind an observation.
+    # Spark's optimizer would compute rows that are literals of the query itself, all as partition 0, and still write
+    # them in several partitions: later partitions would look like copies of partition 0. An observation hides the
+    # literals from the optimizer.
     observed = frame.observe(f"staging of {run}", F.count(F.lit(1)).alias("rows"))
     rows = observed.select(
         *([] if by_options else [F.lit(value).alias(name) for name, value in names.items()]),
         F.spark_partition_id().alias("partition"),
-        # The upper bits are the partition: the lower bits count its rows.
+        # The upper bits are the partition; the lower 33 bits number its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
         *[
@@ -149,10 +149,10 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_opti
 
 
 def _carried(field: spark.StructField) -> Column:
-    """Return the column as JDBC carries it: days and times as text, and text without a collation.
+    """Return the column as JDBC sends it: dates and times as text, and text without a collation.
 
-    Java's own types for them leave out the hour of a change to summer time and ten days of 1582, and reckon times long
-    ago by the local mean time of the driver's zone. Postgres reads text as it stands.
+    Java's types for dates and times lack the hour that summer time skips and ten days of 1582, and they convert times
+    long ago by the local mean time of the driver's zone. Postgres reads the text unchanged.
     """
     kind, values = field.dataType, column(field.name)
     if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, _TIMES):
@@ -173,12 +173,12 @@ def _time_text(kind: spark.DataType, values: Column) -> Column:
             _time_text(spark.TimestampNTZType(), F.timestamp_add("MICROSECOND", F.unix_micros(values), since)),
             F.lit("Z"),
         )
-    return F.ltrim(values.cast("string"), F.lit("+"))  # which Spark puts before years of five digits
+    return F.ltrim(values.cast("string"), F.lit("+"))  # Spark puts a plus sign before years of five digits
 
 
 @contextmanager
 def computing(batch: str) -> Iterator[None]:
-    """Raise SourceError where Spark cannot compute the frame of a batch."""
+    """Raise SourceError if Spark cannot compute the frame of a batch within the block."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -190,7 +190,7 @@ def computing(batch: str) -> Iterator[None]:
 
 
 def next_step_of(error: Exception) -> str:
-    """Return the next step: Spark's message for a driver that is missing names only its class."""
+    """Return the next step for an error. Spark's own message for a missing JDBC driver names only a class."""
     if "ClassNotFoundException: org.postgresql.Driver" in str(error):
         return "start Spark with spark.jars.packages=org.postgresql:postgresql:42.7.11: nothing was promoted"
     return "correct what the message names and run the batch again: nothing of it was promoted"
@@ -201,7 +201,7 @@ def _option(value: str) -> str:
 
 
 def sentence_of(error: Exception) -> str:
-    """Return the server's message, else Spark's name of the error: its other words may come from a row."""
+    """Return the server's message, else the name of Spark's error: Spark's full text may contain data of a row."""
     message = str(error)
     if (said := _SERVER_SENTENCE.search(message)) is not None:
         return said.group()

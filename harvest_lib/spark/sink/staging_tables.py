@@ -1,4 +1,4 @@
-"""The staging tables of a write: emptied, swept, and freed of writers that are still at them."""
+"""Cleaning of staging tables: delete a batch's rows, delete rows of dead runs, end sessions that still write."""
 
 import hashlib
 import secrets
@@ -13,15 +13,15 @@ from harvest_lib.spark.sink import queries
 from harvest_lib.spark.sink.database import Tables, place_of, postgres_errors
 
 _KEPT_MILLISECONDS = 7 * 24 * 60 * 60 * 1_000
-"""Milliseconds that rows of a run of the data source are kept if they are neither promoted nor replaced."""
+"""Age at which staged rows of the data source are deleted if no later run has promoted or replaced them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Rows that a run has staged under a batch's id, or under a stream's name while the batch has no id yet.
+    """The rows that a run has staged. `batch` is the batch's id, or the data source's label for a batch or a stream.
 
-    `named` are the attempts that the tasks' messages name, and their rows, by partition; then the run is a
-    `new_run`. None: no attempt is named, and the caller holds the batch's lock.
+    `named` maps a partition to the attempt in its task's message and the number of the attempt's rows; `run` is then
+    a result of `new_run`. If `named` is None there are no messages, and the caller holds the batch's lock.
     """
 
     batch: str
@@ -29,7 +29,7 @@ class Staged:
     named: Mapping[int, tuple[str, int]] | None = None
 
     def dead(self) -> tuple[sql.SQL, dict[str, object]]:
-        """Return the condition of rows that are not needed once this batch is promoted, and its values."""
+        """Return the SQL condition of rows that are not needed after this batch's promotion, and its bound values."""
         if self.named is None:
             return sql.SQL(queries.DEAD_OF_BATCH), {"batch": self.batch}
         oldest = UUID(int=max(UUID(self.run).int - (_KEPT_MILLISECONDS << 80), 0))
@@ -37,7 +37,7 @@ class Staged:
 
 
 def new_run(connection: psycopg.Connection) -> str:
-    """Return the id of a run: a UUID that rises with Postgres's clock (version 7), so that later runs sort last."""
+    """Return the id of a new run: a UUID of version 7 by Postgres's clock, so that ids sort by time."""
     with postgres_errors("asking for the time"):
         (row,) = connection.execute(queries.NOW_MILLISECONDS)
     version_and_variant = 7 << 76 | 2 << 62
@@ -45,12 +45,12 @@ def new_run(connection: psycopg.Connection) -> str:
 
 
 def writer_name(batch: str, *, staging_oid: int) -> str:
-    """Name the sessions of the tasks that stage a batch, so that they are found again."""
+    """Return the `application_name` of sessions that stage a batch. `end_writers` finds the sessions by it."""
     return f"outbox-sink {staging_oid} {hashlib.sha256(batch.encode()).hexdigest()[:16]}"
 
 
 def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -> None:
-    """End the sessions of tasks that still stage the batch: its tasks are done, or their driver is dead."""
+    """End sessions that still stage the batch. The caller knows that its tasks are done or their driver is dead."""
     place = place_of(connection, tables.staging)
     if place is not None:
         with postgres_errors("ending the tasks that lost the race"):
@@ -58,17 +58,18 @@ def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -
 
 
 def clear_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> int:
-    """Delete the staged rows of the batch; return their number. The caller holds the batch's lock, or promotes it."""
+    """Delete the rows that `staged.dead` selects; return their number. The caller holds the batch's lock, promotes the
+    batch or aborts it."""
     dead, values = staged.dead()
     with postgres_errors("clearing the staging table"):
         return connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING), dead=dead), values).rowcount
 
 
 def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> bool:
-    """Empty the staging table as a whole, if nothing else is staged; False if something is, or may be in a moment.
+    """Truncate the staging table if it has only rows that `staged.dead` selects, and no session uses it.
 
-    It leaves no dead rows behind, and takes no time. The lock is tried without waiting, and held until the commit,
-    which is all that is left to do.
+    Return False, with nothing changed, if that is not so or the role may not truncate. TRUNCATE leaves no dead rows,
+    and takes no time. The lock is tried without waiting. It is held until the commit, which follows soon.
     """
     dead, values = staged.dead()
     try:
@@ -85,7 +86,7 @@ def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Ta
 
 
 def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
-    """Delete rows that dead runs have left of any batch: if a batch's lock is free, no run stages it."""
+    """Delete the staged rows of dead runs; return their number. If a batch's lock is free, no live run stages it."""
     swept = 0
     ledger = tables.ledger.as_string(None)
     with postgres_errors("sweeping the staging table"):

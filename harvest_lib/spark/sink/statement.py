@@ -1,13 +1,13 @@
 """The promotion as a single statement: the chosen rows, in the declared order, into the business table and the outbox.
 
-    chosen     the attempts' rows in order; columns that Postgres fills by itself and the record shows are filled here
-    written    chosen, into the business table, if there is one
-    recorded   chosen, into the outbox, in the same order: ids follow it
+    chosen     the rows of the attempts in order, with defaults for columns of the record that the frame lacks
+    written    inserts `chosen` into the business table, if there is one
+    recorded   inserts `chosen` into the outbox in the same order, in which ids then ascend
 
-Without a business table it only inserts, and the server's count is the number of records: to count the rows that a
-statement within a statement returns is an eighth of the work.
+Without a business table the statement is a plain INSERT, and the server's row count is the number of records. Counting
+the rows that an INSERT in a WITH query returns is an eighth of the work.
 
-It is made of identifiers and literals and takes no values, so that a percent sign in a column's name needs no escape.
+The statement has identifiers and literals, but no bound values: a percent sign in a column's name needs no escape.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,8 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 
 
 def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
-    """Return the statement that promotes the attempts. With a business table its single row counts records and business
-    rows."""
+    """Return the statement that promotes the attempts. With a business table its result is a single row: the number of
+    records and the number of business rows."""
     chosen = _chosen(plan, run=run, attempts=attempts)
     recorded = sql.SQL(_RECORDED).format(
         outbox=plan.tables.outbox,
@@ -106,7 +106,7 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
         columns.append(
             sql.SQL("s.{}{} AS {}").format(sql.Identifier(each.staged), as_sql(to), sql.Identifier(each.name))
         )
-    # A bare name is a column of the result: the value as it is written.
+    # A bare name in ORDER BY is a column of the result: rows are ordered by the values that are written.
     order = [sql.Identifier(name) for name in plan.records.order_by]
     return sql.SQL(_CHOSEN).format(
         filled=sql.SQL("").join(
@@ -122,9 +122,9 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
 
 
 def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
-    """Return the attempt id of each partition, from the first on; without rows, an id that matches no row.
+    """Return a list of attempt ids with the partition as index. A partition without rows has an id that matches no row.
 
-    A list to index, not to join with: the planner does not know how many rows are staged.
+    The statement indexes the list and does not join with it: the planner does not know how many rows are staged.
     """
     found = {each.partition: each.attempt for each in attempts}
     return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]
@@ -173,7 +173,7 @@ def _texts(parts: Sequence[sql.Composable]) -> sql.Composable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Rows that one attempt of one partition left in the staging table."""
+    """The rows of one attempt of one partition in the staging table. `whole` is false if rows are missing."""
 
     partition: int
     attempt: str

@@ -1,14 +1,14 @@
-"""Records into the outbox by a single COPY of the driver, without staging.
+"""Writes records into the outbox by a single COPY of the driver, without staging.
 
-    partitions ─► tasks encode rows ─► the driver, a whole partition after another ─► one COPY ─► ledger, commit
+    partitions ─► tasks encode rows ─► driver reads each partition whole, in order ─► one COPY ─► ledger, commit
 
 Promises
 - A batch is committed as a whole or not at all, and once: one transaction has the records and the ledger's entry.
 - A task that fails, is repeated or runs twice changes nothing: Spark gives the driver each partition once, and whole.
-- Records of a key have ids in the declared order; without an order, all records as they stand in the frame.
+- The records of a key get ids in the declared order. Without an order all records get ids in the frame's order.
 
-Postgres converts nothing here, so that columns have to be text already, or whole numbers, whose text is the same
-everywhere. No business table: a connection runs one COPY at a time.
+Postgres converts no values here, so columns must be text or integers, which have the same text in Spark and Postgres.
+There is no business table, because a connection runs one COPY at a time.
 """
 
 import struct
@@ -59,7 +59,7 @@ _OUTBOX_TYPES = {
 }
 _CHUNK = "data binary, rows bigint, hash_sum decimal(38,0), keyless bigint, longest_key bigint, longest_value bigint"
 _PARTS = 8
-"""Parts of records with an order: Spark computes the next part while the driver writes one."""
+"""Number of partitions if an order is declared. The driver writes a partition while Spark computes the next."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BEGIN, _END = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0), struct.pack(">h", -1)
 _TEXT_OID, _FIELDS, _NULL = 25, 5, -1
@@ -68,7 +68,8 @@ _BYTES = pa.large_binary()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """Parameters of a task: the topic, headers as names and texts (None where the row has it), limits to measure."""
+    """Parameters of a task. `headers` are pairs of name and fixed text; the text is None if the row has the header's
+    text. `measures_value` is true if the length of values is limited."""
 
     topic: str
     headers: tuple[tuple[str, str | None], ...]
@@ -76,7 +77,7 @@ class _Shape:
 
 
 def check(plan: WritePlan) -> None:
-    """Raise ConfigError for a plan that only the way by JDBC can write."""
+    """Raise ConfigError for a plan that cannot be written through the driver, but by JDBC."""
     if plan.tables.business is not None:
         raise _only_jdbc("a business table", "--table")
     for name, types in _OUTBOX_TYPES.items():
@@ -87,7 +88,7 @@ def check(plan: WritePlan) -> None:
     if not isinstance(plan.records.value, str):
         raise _only_jdbc("a value of several columns", "--value", "combine them with to_json(struct(...))")
     for name, option in plan.records.columns(plan.names).items():
-        types = {*_AS_TEXT, "bytea"} if option == "--value" else _AS_TEXT  # which column may be bytes is checked before
+        types = {*_AS_TEXT, "bytea"} if option == "--value" else _AS_TEXT  # `checked_plan` has checked bytes
         if (found := plan.type_of(name)) not in types:
             raise _only_jdbc(f"a column {name!r} of type {found}", option, "cast it to a string in the frame")
     for name in plan.records.order_by:
@@ -103,9 +104,9 @@ def _only_jdbc(what: str, option: str, instead: str = "") -> ConfigError:
 def write(
     connection: psycopg.Connection, batch: str, frame: DataFrame, *, run: str, plan: WritePlan
 ) -> tuple[LedgerEntry, bool] | None:
-    """Write the frame as the batch; return its ledger row and whether this call has written it; None without rows.
+    """Write the frame as the batch. Return its ledger row and True if this call has written the row; None without rows.
 
-    The outbox is locked against other batches from the first row that Spark computes on. Raises BatchConflict,
+    The outbox is locked against other batches from Spark's first rows until the commit. Raises BatchConflict,
     RecordError, PromotionRefused, SourceError or another DatabaseError; then nothing is written.
     """
     chunks = _computed(_chunks(frame, batch, plan), batch)
@@ -117,7 +118,7 @@ def write(
     with postgres_errors(f"writing batch {batch}"), connection.transaction():
         connection.execute(queries.LOCK_OUTBOX, {"outbox": plan.tables.outbox.as_string(None)})
         entry = ledger_entry(connection, batch, tables=plan.tables)
-        if entry is not None:  # since the caller looked: by the data source, which has no lock of the batch
+        if entry is not None:  # written after the caller looked, by the data source, which takes no batch lock
             check_same(entry, batch, _content(chain([first], chunks)))
             return entry, False
         with connection.cursor() as cursor:
@@ -154,7 +155,7 @@ def _computed(chunks: DataFrame, batch: str) -> Iterator[Any]:
 
 
 def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:
-    """Return the frame as pieces of a COPY, in the order in which records get their ids."""
+    """Return a frame of chunks of the COPY's data, in the order in which records get their ids."""
     records = plan.records
     assert isinstance(records.value, str)  # noqa: S101 - it was checked
     parts = [part for name in records.key_columns for part in (F.lit(KEY_SEPARATOR), column(name).cast("string"))]
@@ -186,7 +187,7 @@ def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:
 
 
 def _numbered(frame: DataFrame) -> tuple[DataFrame, str]:
-    """Return the frame with a column of the rows' order, and that column's name."""
+    """Return the frame with a column that numbers the rows in order, and the name of that column."""
     name, given = "_row", {each.lower() for each in frame.columns}  # names are case-insensitive in Spark
     while name in given:
         name += "_"
@@ -216,7 +217,7 @@ def _chunk(shape: _Shape, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _lines(shape: _Shape, key: pa.Array, value: pa.Array, shown: list[pa.Array]) -> bytes:
-    """Return rows in COPY's binary format: how many fields, then the length and the bytes of each."""
+    """Return rows in COPY's binary format. A row is its number of fields, then length and bytes of each field."""
     names = b"".join(_field(name.encode()) for name, _ in shape.headers)
     fixed = struct.pack(">h", _FIELDS) + _field(shape.topic.encode())
     parts: list[Any] = [_same(fixed), *_fields(key), *_fields(value)]
@@ -244,14 +245,14 @@ def _field(content: bytes) -> bytes:
 
 
 def _fields(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the lengths, and the bytes."""
+    """Return the lengths of the values in COPY's format (-1 for null), and the bytes of the values."""
     contents = values.cast(_BYTES)
     lengths = pc.fill_null(pc.binary_length(contents), _NULL).to_numpy(zero_copy_only=False)
     return _lengths(lengths), pc.fill_null(contents, b"")
 
 
 def _lengths(lengths: "np.ndarray[Any, np.dtype[np.int64]]") -> pa.Array:
-    # Not through numpy's bytes, which end at a zero.
+    # numpy's own type for bytes would drop zero bytes at the end.
     buffers = [None, pa.py_buffer(lengths.astype(">i4").tobytes())]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(lengths), buffers).cast(_BYTES)
 
