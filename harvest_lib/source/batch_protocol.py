@@ -2,7 +2,7 @@
 
 A *position* holds everything that a source needs to continue, and nothing else. It is a mapping that survives JSON, and
 the checkpoint of a subscription stores it. The code that stores the positions decides which records were delivered; a
-source carries no state from one `open` to the next. The entry `deferred` of a position lists the ids of records before
+source carries no state over to the next `open`. The entry `deferred` of a position lists the ids of records before
 the position that were not delivered: a source opened at the position returns these records first.
 """
 
@@ -41,12 +41,12 @@ class BatchSource(Protocol):
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:
-        """Return the records with these ids that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single
-        larger record). Ids after the last returned record were not read. The position of the source does not change."""
+        """Return the records of `ids` that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger
+        record). Ids after the last returned record were not read. The position of the source does not change."""
         ...
 
     def sent(self, rows: Sequence[Row]) -> None:
-        """Note that these rows were sent to Kafka in the current batch."""
+        """Note that `rows` were sent to Kafka in the current batch."""
         ...
 
     def committed(self, failed: Collection[int] = ()) -> None:

@@ -30,7 +30,7 @@ from harvest_lib.source.thread import CallThread
 NAME = "mark"
 
 MOST_IDS = 24_000
-"""Maximum number of ids in a position. Encoded as differences, so many ids take 256 kB at most; dense ids take much
+"""Maximum number of ids in a position. Encoded as differences, the maximum takes 256 kB at most; dense ids take much
 less."""
 
 _BATCH_IDS = MOST_IDS // 3
@@ -166,7 +166,7 @@ class MarkPages:
             self._note_gone(ids)
 
     def _note_gone(self, ids: Iterable[int]) -> None:
-        """Leave these ids out of the next page. The pending mark may return them, if another leader had unmarked the
+        """Leave `ids` out of the next page. The pending mark may return them, if another leader had unmarked the
         rows."""
         if self._pending is not None:
             self._gone.update(ids)

@@ -1,4 +1,4 @@
-"""The shard of a key: a number from 0 to one less than the number of shards.
+"""The shard of a key: an integer from 0 up to, but not including, the number of shards.
 
 Promises: until the number of shards changes, Python and SQL compute the same shard for a key, on every supported
 version of Postgres and on every machine. Keys spread evenly over the shards.

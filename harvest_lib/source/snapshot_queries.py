@@ -2,7 +2,7 @@
 
 No statement returns more than %(bytes)s bytes of records: see `by_bytes`.
 
-The snapshot *prev* does not see two groups of transactions: those in its in-progress list, and all from its xmax on.
+The snapshot *prev* does not see two groups of transactions: all in its in-progress list, and all from its xmax on.
 The statements find the records of both groups by the index on (transaction_id, id). They never search from the xmin of
 the snapshot: with an idle writer, every poll would then read all rows written since that writer began.
 """
