@@ -95,8 +95,8 @@ class CheckpointChoice:
         """Return the valid checkpoint of the subscription: the record in Kafka, or the mirror in Postgres.
 
         The record in Kafka is valid, unless the subscription has since been rewound, or delivered without transactions.
-        Raises CheckpointError if Kafka's checkpoint is older than the mirror, because Kafka lost records, or if it
-        belongs to another outbox.
+        Raises CheckpointError if Kafka's checkpoint belongs to another outbox, or if it is missing or older than the
+        mirror: Kafka has then lost records.
         """
         if record is not None:
             self.check_outbox(record)

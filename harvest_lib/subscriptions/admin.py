@@ -199,7 +199,7 @@ class Subscriptions:
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
         """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`, which is the checkpoint in Postgres.
 
-        `source` changes the source. If its positions cannot express the old position, some records are sent twice.
+        `source` names a new source. If its positions cannot express the old position, some records are sent twice.
         """
         if source is not None and source not in SOURCES:
             raise unknown_source(source)
