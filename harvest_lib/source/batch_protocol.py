@@ -29,8 +29,8 @@ class BatchSource(Protocol):
     """
 
     def open(self, position: Position | None) -> Position:
-        """Connect if there is no connection, and continue after `position`; None means a new subscription, at its
-        start. Return the position at which reading continues. The position is durable when `open` returns."""
+        """Connect if there is no connection, and continue after `position`; None begins a new subscription. Return the
+        position at which reading continues. The position is durable when `open` returns."""
         ...
 
     def read(self, limit: int) -> Page | None:

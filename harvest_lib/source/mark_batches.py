@@ -60,8 +60,8 @@ class MarkPages:
     ) -> None:
         """`backoff_seconds`: pause after a mark that found no rows. `names_ids`: positions list the ids of delivered
         rows; without it, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
-        called just before a statement and allow it. They protect the rows of a successor from a process that was frozen
-        at that point and resumes."""
+        called just before a statement, and return whether the statement may run: a process that was frozen at that
+        point would otherwise take its successor's rows when it resumes."""
         self._may_mark, self._may_purge = may_mark, may_purge
         self._names_ids = names_ids
         self._source = source
