@@ -1,1 +1,1 @@
-"""Checkpoints: how far each subscription has read, kept in Postgres or in Kafka."""
+"""Checkpoints: the delivery progress of each subscription, stored in Postgres or in Kafka."""

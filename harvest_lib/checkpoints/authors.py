@@ -1,7 +1,8 @@
-"""The leaders that may have written the checkpoint of a shard in Kafka, and the origin that checkpoints name.
+"""The leaders that may have written the checkpoint of a shard in Kafka, and the `origin` of checkpoints.
 
-A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row in Postgres
-lists all leaders since the last leader that saved, so that a checkpoint of any other leader is detected.
+The origin of a checkpoint identifies its author: the outbox's identity, the subscription, the leader and its epoch. The
+subscription's row in Postgres lists the last leader that saved a checkpoint and all later leaders. So a checkpoint in
+Kafka that any other leader has written is detected.
 """
 
 from collections.abc import Mapping
@@ -12,33 +13,34 @@ from harvest_lib.outbox.identity import OutboxIdentity
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
-"""Most leaders that the row lists, and most leaders after the author of Kafka's checkpoint, once it is known."""
+"""Maximum number of leaders in the row, and, when the author of Kafka's checkpoint is known, after that author."""
 
 
 class Authors:
-    """The authors of a shard's checkpoints, as its leader knows them."""
+    """The possible authors of a shard's checkpoints, as far as the shard's leader has read them."""
 
     def __init__(self) -> None:
         self.identity: OutboxIdentity | None = None
-        """The outbox's identity; None where it is not checked."""
+        """The outbox's identity; None if the identity is not checked."""
         self.leaders: dict[str, str] = {}
-        """By epoch: the leaders since the last that saved, the present leader included."""
+        """Leader ids by epoch: the last leader that saved a checkpoint, and all later leaders up to the current one."""
         self._origin: dict[str, Any] = {}
 
     @property
     def origin(self) -> Mapping[str, Any]:
-        """Return the origin that checkpoints get from this leader."""
+        """The origin that this leader writes into checkpoints."""
         return self._origin
 
     def read(self, saved: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
-        """Take what the last leader has left in the row."""
+        """Read leaders and origin from the row's checkpoint `saved`. `epoch` and `leader_id` are of the row's last
+        leader, which is added."""
         self.leaders = dict(saved.get("leaders", {}))
         self._origin = {"was": saved["was"]} if saved.get("was") else {}
         if leader_id is not None:
             self.leaders[str(epoch)] = str(leader_id)
 
     def sign(self, row: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
-        """Name this leader as the author of checkpoints from now on."""
+        """Make this leader the author of all later checkpoints."""
         self.leaders[str(epoch)] = str(leader_id)
         signature = {**row, "leader_id": str(leader_id), "epoch": epoch}
         self._origin = {"identity": str(self.identity), **self._origin, **signature}
@@ -48,8 +50,8 @@ class Authors:
         self._origin |= more
 
     def forget_before(self, record: Mapping[str, Any]) -> bool:
-        """Forget the leaders before the author of Kafka's checkpoint, which cannot have written a later checkpoint;
-        False if there are none."""
+        """Remove the leaders before the author of Kafka's checkpoint: they cannot write a later checkpoint. Return
+        False if no leader was removed."""
         author = str(record.get("epoch"))
         if author not in self.leaders or self.leaders[author] != record.get("leader_id"):
             return False
@@ -60,16 +62,17 @@ class Authors:
         return is_longer
 
     def listed(self) -> Mapping[str, Any]:
-        """Return the list for the row: the first and the last leaders, if they are too many."""
+        """Return the list of leaders for the row. If it would be too long, it has only the first and last leaders."""
         if len(self.leaders) > _MOST_LEADERS:
-            # A delivering leader has read Kafka's checkpoint and forgotten most leaders before it: its author is listed
-            # early.
+            # A leader that delivers has read Kafka's checkpoint, and removed most leaders before the checkpoint's
+            # author. So the author is among the first.
             listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
         return {"leaders": self.leaders}
 
     def saved(self, checkpoint: OutboxCheckpoint) -> Mapping[str, Any]:
-        """Return the saver, and the checkpoint's author if that is another: it is still the last in Kafka."""
+        """Return the fields of a saved checkpoint: this leader's origin, and as `leaders` this leader and the
+        checkpoint's author. The author may be another leader, whose checkpoint is still the last in Kafka."""
         if not self._origin:
             return {}
         authors = [each for each in (checkpoint.origin, self._origin) if {"epoch", "leader_id"} <= each.keys()]

@@ -1,10 +1,11 @@
-"""Choice of the checkpoint that counts: Kafka's, or its mirror in Postgres. Pure, but for the callbacks it is given.
+"""Choice of the valid checkpoint: the checkpoint in Kafka, or its mirror in Postgres. Pure, except for its callbacks.
 
 Promises
-- A checkpoint of another outbox never counts, whatever the names are. Nor does a record that names no outbox.
-- A checkpoint that no leader of this subscription and shard can have written never counts: of an epoch that Postgres
-  did not give, of a leader that it has not recorded, of a future generation, or with an invalid position.
-- After a failover Postgres may have lost epochs that it gave: epochs of another timeline are not judged.
+- A checkpoint of another outbox is never chosen, even if all names are equal. Nor is a record without an outbox.
+- A checkpoint that no leader of this subscription and shard can have written is never chosen: a checkpoint with an
+  epoch that Postgres did not assign, a leader that Postgres has not recorded, a future generation, or an invalid
+  position.
+- After a failover, Postgres may have lost epochs that it had assigned. So epochs of another timeline are not checked.
 """
 
 import time
@@ -26,35 +27,37 @@ _GENERATION_SLACK_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChoice:
-    """Postgres' side of the comparison with a checkpoint in Kafka. `outbox` names database and table, for errors;
-    `identity` is None where it is not checked. `leaders` by epoch: the leaders that Postgres has recorded."""
+    """Chooses between a checkpoint in Kafka and `mirror`, the checkpoint in Postgres. `outbox` is the name of database
+    and table, for errors. `identity` is None if the outbox's identity is not checked. `leaders` are the leader ids that
+    Postgres has recorded, by epoch."""
 
     mirror: OutboxCheckpoint
     place: str
-    """The checkpoint in Kafka, for errors."""
+    """Text for errors that describes where the checkpoint in Kafka is."""
     outbox: str
     identity: OutboxIdentity | None = None
     subscription: str = ""
     shard: int = 0
     source: str = ""
     timeline: str | None = None
-    """The server's, now; None if it is not known."""
+    """The current timeline of the server; None if unknown."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     difference: Callable[[Mapping[str, Any]], str] = lambda _record: ""
-    """Returns the part in which a checkpoint's outbox differs from this outbox: `server`, `table`, or nothing."""
+    """Function that compares a checkpoint's outbox with this outbox. It returns what differs, `server` or `table`, or
+    an empty text."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
-    """The group, and the topic's name and id, as they are now."""
+    """The current group, topic name and topic id, under which checkpoints are written to Kafka."""
 
     def owns(self, record: Mapping[str, Any]) -> bool:
-        """Return True if a checkpoint names this outbox, or an earlier identity of it that an operator has
-        confirmed."""
+        """Return True if a checkpoint in Kafka belongs to this outbox. An earlier identity of the outbox counts too, if
+        an operator has confirmed it."""
         return record.get("identity") in self.mirror.origin.get("was", ()) or not self.difference(record)
 
     def judge(self, record: Mapping[str, Any]) -> str:
-        """Return why no leader of this subscription and shard can have written a checkpoint; empty if it may have.
+        """Return why no leader of this subscription and shard can have written a checkpoint; empty if one may have.
 
-        A checkpoint of another outbox, or of another generation, is not judged here but in `newest`. Nor is a
-        checkpoint that does not count because the mirror's is later.
+        Some checkpoints are not judged here: checkpoints of another outbox or generation, which `newest` handles, and
+        checkpoints that the mirror has superseded.
         """
         mirror = self.mirror
         if self.identity is not None and "identity" not in record:
@@ -83,17 +86,17 @@ class CheckpointChoice:
         return ""
 
     def is_of_another_timeline(self, record: Mapping[str, Any]) -> bool:
-        """Return True if a standby was promoted since a checkpoint, or its mirror, was written."""
+        """Return True if a standby was promoted after the checkpoint or its mirror was written."""
         at_mirror = _timeline(self.mirror.origin, self.mirror.position) or self.timeline
         written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
         return self.timeline is not None and written != {self.timeline}
 
     def newest(self, record: Mapping[str, Any] | None) -> OutboxCheckpoint:
-        """Return the checkpoint of the subscription, from its mirror in Postgres and the record in Kafka.
+        """Return the valid checkpoint of the subscription: the record in Kafka, or the mirror in Postgres.
 
-        Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile.
-        Raises CheckpointError when Kafka has lost records that the mirror knows of, or has the checkpoint of another
-        outbox.
+        The record in Kafka is valid, unless the subscription has since been rewound, or delivered without transactions.
+        Raises CheckpointError if Kafka's checkpoint belongs to another outbox, or if it is missing or older than the
+        mirror: Kafka has then lost records.
         """
         if record is not None:
             self.check_outbox(record)
@@ -114,15 +117,15 @@ class CheckpointChoice:
         return replace(theirs, kept_in="kafka")
 
     def check_witness(self, record: Mapping[str, Any]) -> None:
-        """Raise ServerRegressed if the row was written less often than a checkpoint in Kafka knows that it was.
+        """Raise ServerRegressed if the row's witness, its number of writes, is lower than in a checkpoint in Kafka.
 
-        Whatever the writers have added since: the row itself went back to an earlier time, together with its server.
+        The row then went back to an earlier time, together with its server. Later writes to the outbox cannot hide it.
         """
         number, theirs, ours = record["number"], OutboxCheckpoint.of_json(record).witness, self.mirror.witness
         if self.mirror.kept_in != "kafka" and number <= self.mirror.number:
-            return  # it does not count: the subscription was delivered without transactions since
+            return  # the record is not valid: the subscription was delivered without transactions since
         if self.mirror.position is None or record["generation"] != self.mirror.generation or theirs <= ours:
-            return  # a new row is recognized by its leaders
+            return  # a row that was created again is detected by its list of leaders
         raise ServerRegressed(
             f"the server was put back to an earlier time than {self.place}: it may lack records that were harvested",
             evidence=f"the subscription's row was written {theirs} times before checkpoint number {number} went to "
@@ -131,7 +134,8 @@ class CheckpointChoice:
         )
 
     def _behind(self, theirs: OutboxCheckpoint | None) -> CheckpointError:
-        """Return the error for Kafka having less than its mirror: another name, another topic, or lost records."""
+        """Return the error for a checkpoint in Kafka that is older than its mirror, or missing. The error names the
+        cause: another configured name, a recreated topic, or lost records."""
         mirror = self.mirror
         numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
         before, now = mirror.origin.get("kafka", {}), self.written_under
@@ -160,7 +164,7 @@ class CheckpointChoice:
         )
 
     def check_outbox(self, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError unless a checkpoint is of this outbox, or of an earlier identity of it (`owns`)."""
+        """Raise CheckpointError unless a checkpoint belongs to this outbox, see `owns`."""
         if not self.owns(record):
             raise CheckpointError(
                 f"{self.place} belongs to another outbox: two configurations share a name",
@@ -177,7 +181,7 @@ def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> 
 
 
 def _check_position(position: Mapping[str, Any] | None, source: str) -> None:
-    """Raise if the source cannot continue from a position."""
+    """Raise KeyError, ValueError, TypeError or AttributeError if the source cannot continue from a position."""
     if position is None or not source:
         return
     if position.get("source") != source:

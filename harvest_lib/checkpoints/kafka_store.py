@@ -1,4 +1,4 @@
-"""The store of checkpoints in Kafka, with a mirror in Postgres."""
+"""Checkpoint store for `delivery: transactional`: checkpoints are in Kafka, with a copy (the mirror) in Postgres."""
 
 import logging
 import time
@@ -40,22 +40,22 @@ from harvest_lib.source.server_identity import timeline
 _log = logging.getLogger(__name__)
 
 _MARKERS_SECONDS = 5.0
-"""Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
+"""Longest wait for the markers that end a transaction. Kafka writes them within milliseconds after its decision."""
 _ANSWER_SECONDS = 2.0
-"""A stop waits for this attempt; a longer attempt is abandoned and retried."""
+"""Timeout of an attempt. A stop waits for the current attempt; an attempt that takes longer is repeated."""
 
 _CATCH_UP_SECONDS = 5.0
-"""A broker that has just come back knows all topics by then."""
+"""Time after which a broker that has just restarted has the metadata of all topics."""
 _AGAIN_SECONDS = 0.2
 
 _VOUCH_SECONDS = 0.2
-"""No transaction commits when the row was written longer ago than this, so that the row shows whether the server was
-put back to an earlier time."""
+"""Longest time between the last write of the row and the commit of a transaction. So the row shows whether the server
+was restored to an earlier time."""
 
 
 class KafkaStore(PostgresCheckpointStore):
-    """`CheckpointStore` in the checkpoint topic, inside the transactions. `outbox` names database and table, for
-    errors; `kafka` are the base settings of the user."""
+    """`CheckpointStore` in the checkpoint topic: each checkpoint is part of the transaction of its batch. `outbox` is
+    the name of database and table, for errors. `kafka` are the user's settings for Kafka clients."""
 
     kept_in = "kafka"
     keeps_positions = True
@@ -89,23 +89,23 @@ class KafkaStore(PostgresCheckpointStore):
         try:
             self._refuse_hidden()
             record = self._read(choice)
-        except TopicMissing:  # it existed at the start
+        except TopicMissing:  # the topic existed at the start
             record = self._read_anew(choice)
         newest = choice.newest(record)
         self._checkpoints.require(newest)
         if self._mirror.position is None and newest.position is not None:
-            self.save(newest)  # the row was made again: without a checkpoint it cannot vouch
+            self.save(newest)  # the row was created again: `vouch` needs a checkpoint in the row
         return newest
 
     def _refuse_hidden(self) -> None:
-        """Wait until readers of committed records see the shard's whole partition. Raises CheckpointError otherwise.
+        """Wait until consumers of committed records can read the shard's whole partition, else raise CheckpointError.
 
-        The harvester's transactions have all ended once a leader has begun, and no other program writes to the
-        partition. So a transaction that is left open *hangs*: Kafka has forgotten to end it, and never will. Its
-        checkpoint may count: without it, records that are in Kafka would be sent again.
+        When a leader has begun, all transactions of harvesters have ended, and no other program writes to the
+        partition. So a transaction that is still open *hangs*: Kafka failed to end it, and never will. Its checkpoint
+        may be the valid one: without it, records that are in Kafka would be sent again.
         """
         place = self._place
-        if self._is_placed:  # by an operator, after this error
+        if self._is_placed:  # an operator has rewound the subscription, perhaps because of this error
             return
         try:
             settled_ends(
@@ -117,7 +117,7 @@ class KafkaStore(PostgresCheckpointStore):
         except KafkaUnavailable:
             if place.partition < topic_partitions(self._kafka).get(place.topic, 0):
                 raise
-            # It is missing, which reading it reports.
+            # The partition is missing: the next read reports that.
         except TransactionOpen as error:
             raise CheckpointError(
                 f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
@@ -129,7 +129,7 @@ class KafkaStore(PostgresCheckpointStore):
 
     @property
     def _is_placed(self) -> bool:
-        """Return True if an operator placed the mirror."""
+        """True if an operator has set the mirror, for example by a rewind."""
         return self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
 
     @property
@@ -141,9 +141,9 @@ class KafkaStore(PostgresCheckpointStore):
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
     def refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the record in Kafka names another outbox, or, with `lost`, if Kafka has no record
-        but the mirror in Postgres has its copy. Raise ServerRegressed if the server lacks records that it has passed.
-        This check fences no leader."""
+        """Raise CheckpointError if the checkpoint in Kafka belongs to another outbox. With `lost`, also raise it if
+        Kafka has no checkpoint, but the mirror is a copy of one. Raise ServerRegressed if the server lacks records
+        before the checkpoint in Kafka. This check fences no leader."""
         mirror, place = self._checkpoints.look(), self._place
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
         found: Sequence[TopicRecord] = ()
@@ -151,17 +151,17 @@ class KafkaStore(PostgresCheckpointStore):
             found = self._find_surely(choice) if lost and mirror.kept_in == "kafka" else self._find(choice)
         except TopicMissing as error:
             if isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0]):
-                return  # it is not visible to this role, which other checks report
+                return  # this user may not see the topic: other checks report that
         for each in found:
-            if "identity" in each.record:  # a leader refuses a record without
+            if "identity" in each.record:  # a record without an identity is refused later, by a leader
                 choice.check_outbox(each.record)
                 self._refuse_regressed(each.record, tell=tell)
         if lost and not found:
             choice.newest(None)
 
     def _find_surely(self, choice: CheckpointChoice) -> Sequence[TopicRecord]:
-        """Read Kafka's checkpoints, where a missing topic is a loss: query again before it is reported. Raises
-        KafkaUnavailable if only a broker does not know it, TopicMissing unless the controller confirms it."""
+        """Read Kafka's checkpoints, and query again before a missing topic is reported as a loss. Raises
+        KafkaUnavailable if the controller has the topic and only a broker does not; else TopicMissing."""
         deadline = Deadline(_CATCH_UP_SECONDS)
         while True:
             try:
@@ -179,8 +179,8 @@ class KafkaStore(PostgresCheckpointStore):
             time.sleep(_AGAIN_SECONDS)
 
     def _refuse_regressed(self, record: Mapping[str, Any], *, tell: bool) -> None:
-        """Raise if the row, or the server, lacks what a checkpoint in Kafka has passed. Its leader may live: the row is
-        read after the record."""
+        """Raise ServerRegressed or CheckpointError if the row or the server is older than a checkpoint in Kafka. The
+        row is read after the checkpoint, since a leader may be alive and writing both."""
         choice, theirs = self._choice(self._checkpoints.look()), OutboxCheckpoint.of_json(record)
         if theirs.generation != choice.mirror.generation:
             return
@@ -200,8 +200,8 @@ class KafkaStore(PostgresCheckpointStore):
             raise
 
     def _read_anew(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
-        """Read again, from a topic that is created if it is missing. A broker that has just come back may not know it
-        yet, and a topic that the role may not see is reported as missing: both may be temporary."""
+        """Create the topic if it is missing, and read again. If it is still missing, raise a temporary error: a broker
+        that has just restarted may not have the topic yet, or this user may not see it."""
         try:
             ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
             return self._read(choice)
@@ -211,8 +211,8 @@ class KafkaStore(PostgresCheckpointStore):
             raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
-        """Return Kafka's checkpoint by a leader of this subscription. If an operator placed the mirror, unsound
-        checkpoints are skipped."""
+        """Return the last checkpoint in Kafka, or None. If no leader of this subscription can have written it, raise
+        CheckpointError; if an operator has set the mirror, skip it instead."""
         found = self._find(choice, to_sound=self._is_placed)
         if not found:
             return None
@@ -254,8 +254,8 @@ class KafkaStore(PostgresCheckpointStore):
         )
 
     def _refuse_shared(self, choice: CheckpointChoice, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError for a record of another subscription, if it is of another outbox, or of a group whose
-        names lead to the same topic. A subscription of this group may have been renamed, and keep its topic."""
+        """Raise CheckpointError for a record with another key if it belongs to another outbox, or to another group and
+        subscription with the same default topic. A renamed subscription of this group may still use its topic."""
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
         is_one_name = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
@@ -298,13 +298,13 @@ class KafkaStore(PostgresCheckpointStore):
     def save(self, checkpoint: OutboxCheckpoint) -> bool:
         return self._written(super().save(checkpoint))
 
-    def _written(self, was_written: bool) -> bool:  # noqa: FBT001 - an outcome, which is passed on
+    def _written(self, was_written: bool) -> bool:  # noqa: FBT001 - an outcome that the caller returns
         self._vouch_at = boot_seconds() + _VOUCH_SECONDS if was_written else 0.0
         return was_written
 
     def encode(self, checkpoint: OutboxCheckpoint) -> bytes | None:
-        """Return the record of a checkpoint for its batch's transaction. The row is written first, unless it was
-        written lately; None if that was refused: another leads, or the subscription was moved."""
+        """Return a checkpoint's record for the transaction of its batch. First write the row, if `_VOUCH_SECONDS` have
+        passed. Return None if that is refused: another leader leads, or the subscription was rewound."""
         if not self._vouch():
             return None
         checkpoints = self._checkpoints

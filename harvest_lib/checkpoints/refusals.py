@@ -1,8 +1,10 @@
-"""Evidence that the server lacks records that a checkpoint has passed, and its storage in the subscription's row.
-After a restore, ids of transactions and records come again with other content, and continuing would skip them. A log,
-or a transaction number, that ends before the checkpoint is evidence that wears off: the writers continue, and both grow
-past it. So the first process that finds it writes it into the row. Each later process is refused by the same evidence,
-until an operator places the subscription again, which replaces the row's checkpoint.
+"""Refusals: evidence that the server lacks records before a checkpoint, found by a check and stored in the row.
+
+After a restore, transaction ids and record ids are reused for other records, and a harvester that continued would skip
+them. The evidence can disappear: if the WAL or the transaction ids end before the checkpoint, writers continue, and
+both soon exceed it. So the first process that finds the evidence stores it in the subscription's row. Each later
+process is refused because of the stored evidence, until an operator rewinds the subscription: this replaces the row's
+checkpoint.
 """
 
 from collections.abc import Mapping
@@ -20,8 +22,8 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 
-# No epoch is needed: each process stores it, even before it leads. A row that was written since the comparison belongs
-# to another leader, which has newer knowledge.
+# The statement requires no epoch, since a process stores evidence even before it leads. If the row was written after
+# the check (its witness differs), another leader has newer information, and nothing is stored.
 REMEMBER = """
 UPDATE {table} SET checkpoint = checkpoint || %(refused)s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND generation = %(generation)s AND checkpoint IS NOT NULL
@@ -29,14 +31,14 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s AND generation = %(g
 """
 
 FIELD = "refused"
-"""The field of the row's checkpoint that remembers a refusal."""
+"""The field of the row's checkpoint that contains the stored refusal."""
 
 
 def check_server(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: OutboxCheckpoint, subscription: str
 ) -> None:
-    """Raise ServerRegressed or CheckpointError if the server lacks records that `checkpoint` has passed, or was found
-    to lack them before. `saved` is the row's content."""
+    """Raise ServerRegressed or CheckpointError if the server lacks records before `checkpoint`, or if an earlier check
+    has stored that it does. `saved` is the checkpoint in the row, as JSON."""
     if (refusal := saved.get(FIELD)) and _names(refusal, checkpoint):
         raise ServerRegressed(
             refusal["cause"],
@@ -59,8 +61,8 @@ def remember(
     *,
     witness: int,
 ) -> None:
-    """Write the reason why `checkpoint` was refused into the row of a shard, if this role may, and its witness is
-    unchanged."""
+    """Store in the row of a shard why `checkpoint` was refused. Nothing is stored if this role may not write, or if the
+    row's witness is not `witness` any more."""
     refusal = {
         **_identity(checkpoint),
         "cause": error.cause,
@@ -74,7 +76,7 @@ def remember(
 
 
 def refusal_of(saved: Mapping[str, Any]) -> str:
-    """Return the refusal that a row stores, as a line; empty if there is none."""
+    """Return the refusal in the row's checkpoint `saved` as a line of text; empty if there is no refusal."""
     refusal = saved.get(FIELD)
     return f"{refusal['cause']}: {refusal['evidence']}; {refusal['next_step']}" if refusal else ""
 
@@ -92,7 +94,7 @@ def _names(refusal: Mapping[str, Any], checkpoint: OutboxCheckpoint) -> bool:
 
 
 def _transactions(position: Mapping[str, Any]) -> int:
-    """Return a number of a transaction that the server had come to when a position was made."""
+    """Return a transaction id that the server had reached when the position was made."""
     if "transaction_id" in position:
         return int(position["transaction_id"])
     snapshot = position.get("cur") or position.get("prev")

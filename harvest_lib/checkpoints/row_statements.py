@@ -1,4 +1,4 @@
-"""The statements on a subscription's row, for a shard and its leader. {table} is the table of subscriptions."""
+"""SQL with which the leader of a shard reads and writes the shard's row. {table} is the table of subscriptions."""
 
 FIRST = """
 INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)
@@ -33,7 +33,8 @@ SELECT epoch, leader_id, checkpoint, generation FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
-# As above, and below: a statement of a lost connection may still arrive, and must not undo later statements.
+# The condition on the witness is here as in SAVE, because a statement of a lost connection may still arrive, and must
+# not undo later statements.
 VOUCH = """
 UPDATE {table} SET checkpoint = checkpoint || %(witness)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL
@@ -52,4 +53,5 @@ SELECT generation, until::text, checkpoint FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
 RIVAL = ", leader -> 'rival'"
-# The leader id as well: a row that was removed and made again begins with the epochs that it had before.
+# The statements above compare the leader id besides the epoch, since a row that was removed and created again has the
+# same epochs again.

@@ -1,4 +1,4 @@
-"""Protocol between the batch loop and the store of its checkpoints."""
+"""Protocol between the batch loop and the store that keeps its checkpoints."""
 
 from typing import Protocol
 from uuid import UUID
@@ -8,35 +8,39 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 
 class CheckpointStore(Protocol):
-    """Store of the checkpoints of a subscription's shard. `kept_in` names it: `postgres` or `kafka`."""
+    """Store of the checkpoints of a subscription's shard. `kept_in` says where checkpoints are: `postgres` or
+    `kafka`."""
 
     kept_in: str
     keeps_positions: bool
-    """False if the table alone shows which records are delivered: positions are not read again."""
+    """False if the outbox alone shows which records are delivered, because they are purged: then no positions are
+    stored."""
 
     @property
     def epoch(self) -> int | None:
-        """Return the epoch under which this process led last; None without epochs."""
+        """The epoch of this process's last term as leader; None if the store has no epochs."""
         ...
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
-        """Fence the previous leader; if another has raised the epoch since it was `after_epoch`, this leader is fenced.
-        Raises DatabaseUnavailable."""
+        """Raise the epoch, which fences the previous leader. If another leader has raised the epoch since it was
+        `after_epoch`, nothing changes, and this leader is fenced. Raises DatabaseUnavailable."""
         ...
 
     def leadership_status(self) -> LeadershipStatus:
-        """Return the status: leading, fenced, or the subscription was moved. Raises DatabaseUnavailable."""
+        """Return the status of this leader: it leads, it is fenced, or the subscription was rewound or given an end.
+        Raises DatabaseUnavailable."""
         ...
 
     def load(self) -> OutboxCheckpoint:
-        """Return the last checkpoint, once the delivery has begun: then no other leader can add a checkpoint. Readers
-        see all records that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
+        """Return the last checkpoint. Call this after the delivery has begun: then no other leader can add a
+        checkpoint. Consumers can see all records before the checkpoint. Raises KafkaUnavailable or
+        KafkaAccessDenied."""
         ...
 
     def save(self, checkpoint: OutboxCheckpoint) -> bool:
-        """Write a checkpoint to Postgres; False if this leader was fenced, or the subscription was moved."""
+        """Write a checkpoint to Postgres. Return False if this leader was fenced, or the subscription was rewound."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection. Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         ...

@@ -1,4 +1,4 @@
-"""The stores of checkpoints in Postgres, with or without pending acknowledgements, and a store of nothing."""
+"""Checkpoint stores in Postgres, with or without pending acknowledgements, and a store that purges rows instead."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.sequencing.publisher import Intent
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
-"""Write acknowledgements, wait until Kafka has them, and return the rest, whose topic is missing or refuses them.
-Raises KafkaUnavailable."""
+"""Function that writes acknowledgements and waits until Kafka has them. It returns the acknowledgements that were not
+written, because their topic is missing or refuses them. Raises KafkaUnavailable."""
 
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
-"""Acknowledgements that are pending are tried again this often: their topic may be there, or take them, by now."""
+"""Time between two attempts to write pending acknowledgements: their topic may exist by then, or accept them."""
 _LEAP = 1_000_000_000
 
 
@@ -31,10 +31,10 @@ class PostgresCheckpointStore:
     keeps_positions = True
 
     def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
-        """`acknowledge` writes acknowledgements that an earlier leader may have left unwritten, by any delivery."""
+        """`acknowledge` writes acknowledgements that an earlier leader, with any delivery, may not have written."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
-        self._pending: Sequence[Sequence[Any]] = ()  # not writable yet: the topic may be there again some day
+        self._pending: Sequence[Sequence[Any]] = ()  # acknowledgements that could not be written yet
         self._ask_at = 0.0
         self._mirror = OutboxCheckpoint(generation=0)
 
@@ -55,12 +55,12 @@ class PostgresCheckpointStore:
         self._acknowledge_again()
         if self._mirror.kept_in == "postgres":
             return self._mirror
-        # Kafka's may be ahead of its mirror: numbers continue from here, above all numbers that it has given.
+        # The checkpoint in Kafka may be ahead of its mirror. So numbers continue above all numbers used in Kafka.
         return replace(self._mirror, number=self._mirror.number + _LEAP)
 
     def save(self, checkpoint: OutboxCheckpoint) -> bool:
         if self._pending and boot_seconds() >= self._ask_at:
-            with suppress(KafkaUnavailable):  # then it is asked again later
+            with suppress(KafkaUnavailable):  # a later save tries again
                 self._acknowledge_pending(self._pending)
         if self._pending:
             checkpoint = replace(checkpoint, intents=[*checkpoint.intents, *self._pending])
@@ -84,10 +84,12 @@ class PostgresCheckpointStore:
 
 
 class PurgeStore:
-    """`CheckpointStore` of a table that is marked and delivered at least once: a batch counts once it is purged.
+    """`CheckpointStore` of a table that is marked and delivered at least once: it purges the rows of a batch instead of
+    storing a checkpoint.
 
-    Nothing else is stored, as other members of the pool may be goharvest's. Nothing fences a former leader: under the
-    barrier its queue expires within the session timeout, pipelined a topic has to reject late records.
+    It stores nothing, since other processes of the pool may be goharvest. It fences no former leader. With the delivery
+    `barrier`, a former leader's queue expires within the session timeout; with `pipelined`, topics must reject late
+    records.
     """
 
     kept_in = "postgres"
@@ -106,7 +108,7 @@ class PurgeStore:
     def load(self) -> OutboxCheckpoint:
         return OutboxCheckpoint(generation=0)
 
-    def save(self, checkpoint: OutboxCheckpoint) -> bool:  # noqa: ARG002 - what it has passed is gone from the table
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:  # noqa: ARG002 - rows are purged instead
         self._purge()
         return True
 
@@ -115,22 +117,23 @@ class PurgeStore:
 
 
 class IntentStore(PostgresCheckpointStore):
-    """`CheckpointStore` in the table of subscriptions. Each batch's checkpoint is saved together with the
-    acknowledgements that make readers see the batch."""
+    """`CheckpointStore` in the table of subscriptions, for `delivery: sequenced`. It saves the checkpoint of a batch
+    together with the acknowledgements that make the batch visible to consumers."""
 
     def load(self) -> OutboxCheckpoint:
         checkpoint = self._checkpoints.renew()
-        if checkpoint is None:  # the new leader acknowledges; `leadership_status` reports it
+        if checkpoint is None:  # fenced: the new leader writes the acknowledgements; `leadership_status` reports it
             return self._mirror
         self._mirror = checkpoint
         return super().load()
 
     def save_pending(self, checkpoint: OutboxCheckpoint, intents: Sequence[Intent]) -> bool:
-        """Save a checkpoint with the acknowledgements that follow from it; False if it was refused."""
+        """Save a checkpoint together with the acknowledgements of its batch. Return False if the save was refused."""
         return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
 
     def ask_again(self) -> bool:
-        """Write pending acknowledgements again, if it is time to; False if the result could not be saved."""
+        """Try to write pending acknowledgements again, if `_ASK_SECONDS` have passed. Return False if the result could
+        not be saved."""
         is_due = bool(self._pending) and boot_seconds() >= self._ask_at
         return not is_due or self.save_pending(self._mirror, ())
 

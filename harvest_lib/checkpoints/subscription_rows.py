@@ -1,4 +1,4 @@
-"""The rows of a subscription: the lock on all of them, and the check that they are divided and read as configured."""
+"""The rows of a subscription: a lock on all its rows, and the check that shards and source are as configured."""
 
 from typing import Any
 
@@ -9,21 +9,22 @@ from harvest_lib.errors import CheckpointError
 from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.source.filters import Subscription
 
-# Rows and no advisory lock: that could be held forever by any role that may connect, such as a writer of the outbox.
+# The statement locks rows instead of taking an advisory lock: any role that may connect, such as a writer of the
+# outbox, could hold an advisory lock forever.
 _LOCK = "SELECT shard FROM {table} WHERE subscription = %(subscription)s ORDER BY shard FOR UPDATE"
 
 _KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(subscription)s ORDER BY shards, source"
 
 
 def lock_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, name: str) -> bool:
-    """Prevent leading, moving and dividing a subscription until the end of the transaction; False if it has no row to
-    lock. `table` is the table of subscriptions."""
+    """Lock all rows of a subscription until the end of the transaction: no process can begin to lead, rewind, move or
+    reshard it. Return False if there is no row to lock. `table` is the table of subscriptions."""
     locked = connection.execute(sql.SQL(_LOCK).format(table=in_statement(table)), {"subscription": name})
     return locked.fetchone() is not None
 
 
 def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, subscription: Subscription) -> None:
-    """Raise CheckpointError if the subscription has another number of shards, or another source, than configured."""
+    """Raise CheckpointError if the rows have another number of shards, or another source, than `subscription`."""
     statement = sql.SQL(_KINDS).format(table=in_statement(table))
     with translated():
         kinds = connection.execute(statement, {"subscription": subscription.name}).fetchall()

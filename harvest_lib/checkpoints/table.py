@@ -1,17 +1,17 @@
-"""Progress of subscriptions: a row for each shard of each, in the table `<outbox>_subscriptions`.
+"""Progress of subscriptions: the table `<outbox>_subscriptions`, with a row for each shard of each subscription.
 
 Promises
-- Epochs fence: a leader raises the row's epoch first, and only the holder of the present epoch saves. A fenced leader's
-  save changes nothing, and returns that it was fenced.
-- A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
-- Rewinding raises the generation: a leader's save of the previous generation is refused. It keeps its epoch, so it
-  still leads, and `leadership_status` makes it continue from the new position.
-- No process leads a subscription with other shards or another source than configured, or with the checkpoint of
-  another outbox: CheckpointError, before any epoch is raised.
-- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka names the witness that was on disk
-  before: a row with a lower witness was put back to an earlier time, together with its server.
-- A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row lists all
-  leaders since the last leader that saved.
+- Epochs fence: a leader first raises the row's epoch, and only the leader with the current epoch can save. If a fenced
+  leader saves, nothing changes, and the save reports it.
+- A checkpoint never goes backwards within a generation: checkpoints are numbered, and a lower number is refused.
+- A rewind raises the generation, and a leader's save with the previous generation is refused. The epoch does not
+  change: the leader still leads, and `leadership_status` makes it continue from the new position.
+- No process leads a subscription whose shards or source differ from the configuration, or whose checkpoint belongs to
+  another outbox: it gets a CheckpointError before it raises an epoch.
+- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka contains a witness that was on disk
+  before. So a row with a lower witness was restored to an earlier time, together with its server.
+- A checkpoint identifies its author: the outbox's identity, the subscription, the leader and its epoch. The row lists
+  the last leader that saved and all later leaders.
 - A save is on disk when it returns.
 """
 
@@ -42,24 +42,24 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 
 _NO_EPOCH = -1
-"""The epoch of a process that never led. Lower than any other."""
+"""The epoch of a process that does not lead. It is lower than all epochs of leaders."""
 _SHARDS = 2**31 - 1
-"""Range of the numbers of rehearsed shards."""
+"""Number of (negative) shard numbers that a rehearsal chooses from."""
 
 
 class LeadershipStatus(enum.Enum):
-    """The status of a leader since its last check."""
+    """The status of a leader, and what has changed since its last check."""
 
     LEADS = "leads"
     MOVED = "moved"
-    """It leads, but the subscription was rewound, or given an end: go on from its checkpoint."""
+    """The leader still leads, but the subscription was rewound or given an end: continue from its checkpoint."""
     FENCED = "fenced"
 
 
 class CheckpointTable:
-    """The checkpoints of a subscription's shard, in Postgres. Used by one thread at a time.
+    """The row of a subscription's shard, with its checkpoint. A single thread uses it at a time.
 
-    All calls raise DatabaseUnavailable when the database does not answer; the next call connects again.
+    All calls raise DatabaseUnavailable if the database does not answer; the next call connects again.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class CheckpointTable:
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id: UUID | None = None
         self._tried: set[UUID] = set()
-        """The leader ids under which this process may have raised the epoch since the last answer, confirmed or not."""
+        """Leader ids with which this process may have raised the epoch since the last answer of the database."""
         self._generation = self._epoch = 0
         self._until: str | None = None
-        self._saved: Mapping[str, Any] = {}  # the row's content at the last read
+        self._saved: Mapping[str, Any] = {}  # the row's checkpoint at the last read, as JSON
         self.witness = 0
-        """The row's value at the last read or write."""
+        """The row's witness at the last read or write."""
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> OutboxCheckpoint:
-        """Raise the epoch, fencing the previous leader, and return the subscription's checkpoint.
+        """Raise the epoch, which fences the previous leader, and return the subscription's checkpoint.
 
-        If another leader has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` reports
-        that this leader was fenced. Raises CheckpointError if it has another number of shards or another source, and
-        PoolConflict if a leader of another pool has it.
+        If another leader has raised the epoch since it was `after_epoch`, nothing changes, and `leadership_status`
+        reports that this leader is fenced. Raises CheckpointError if the subscription has another number of shards or
+        another source, and PoolConflict if a leader of another pool leads it.
         """
         subscription = self.subscription
         values = {
@@ -110,13 +110,13 @@ class CheckpointTable:
             "after": after_epoch,
         }
         self._leader_id = leader_id
-        self.close()  # so that the new connection carries the id
+        self.close()  # so that the new connection has the leader id in its application name
         connection = self.connected()
         if self._rivals is not None:
             self._rivals.refuse(connection, subscription.shard)
         with translated(), connection.transaction():
             while not lock_subscription(connection, self._table, subscription.name):
-                connection.execute(self._first, values)  # waits for any other that begins it, and then locks its row
+                connection.execute(self._first, values)  # waits for a process that inserts the same row
             check_subscription(connection, self._table, subscription)
             if self._outbox is not None:
                 self._read_authors(connection, self._outbox)
@@ -131,11 +131,11 @@ class CheckpointTable:
                 self._list_leaders(connection)
             if self._rivals is not None:
                 self._rivals.announce(connection, subscription.shard, leader_id)
-        self._tried = {leader_id}  # earlier attempts have ended: the row was locked for this
+        self._tried = {leader_id}  # earlier attempts have ended, since this attempt has locked the row
         return self._checkpoint(self._generation, saved)
 
     def _read_authors(self, connection: psycopg.Connection[Any], outbox: sql.Identifier) -> None:
-        """Read the last leaders, once their checkpoint is known to be of this outbox."""
+        """Check that the row's checkpoint belongs to this outbox, then read its list of leaders."""
         statement = sql.SQL(rows.LAST + "FOR UPDATE").format(table=in_statement(self._table))
         identity = self.authors.identity = identity_of(connection, outbox)
         row = connection.execute(statement, self._row).fetchone()
@@ -146,13 +146,13 @@ class CheckpointTable:
         self.authors.read(saved or {}, epoch, leader_id)
 
     def look(self) -> OutboxCheckpoint:
-        """Return the subscription's checkpoint, without leading; the first one where no table keeps any. Raises
-        CheckpointError if it is another outbox's."""
+        """Return the subscription's checkpoint without leading. If the table or the row does not exist, return an
+        initial checkpoint. Raises CheckpointError if the checkpoint belongs to another outbox."""
         statement = sql.SQL(rows.LAST).format(table=in_statement(self._table))
         connection = self.connected()
         identity = self.authors.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
         row = None
-        with translated(), suppress(psycopg.errors.UndefinedTable):  # a start makes the table
+        with translated(), suppress(psycopg.errors.UndefinedTable):  # a start creates the table
             row = connection.execute(statement, self._row).fetchone()
         epoch, leader_id, saved, generation = row or (0, None, None, 0)
         checkpoint = self._checkpoint(generation, saved)
@@ -162,7 +162,7 @@ class CheckpointTable:
         return checkpoint
 
     def forget_leaders(self, record: Mapping[str, Any]) -> None:
-        """Forget the leaders before the author of Kafka's checkpoint."""
+        """Remove the leaders before the author of Kafka's checkpoint from the row's list."""
         if self.authors.forget_before(record):
             with translated():
                 self._list_leaders(self.connected())
@@ -173,14 +173,14 @@ class CheckpointTable:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Rehearse a leader's statements, on a shard that does not exist, and undo them with all changes made inside.
+        """Run a leader's statements on a shard that does not exist, and then the `with` block; finally roll all back.
 
-        Raises DatabaseAccessDenied for statements that a leader would be refused later, when it would wait for the
-        right. No process leads by these checkpoints afterwards.
+        Raises DatabaseAccessDenied if Postgres refuses a statement. Without this check, a leader would later wait for
+        the missing right. Do not lead with this object afterwards.
         """
         leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
         leader |= {"shards": self.subscription.shards, "source": self.subscription.source}
-        self._row["shard"] = shard = -1 - secrets.randbelow(_SHARDS)  # of its own: no other shard waits for it
+        self._row["shard"] = shard = -1 - secrets.randbelow(_SHARDS)  # a random shard, which no process waits for
         with translated(), self.connected().transaction(force_rollback=True):
             led = self.connected().execute(self._lead, {**self._row, **leader})
             if not led.rowcount:
@@ -196,13 +196,11 @@ class CheckpointTable:
             if self._rivals is not None:
                 self._rivals.announce(self.connected(), shard, leader["leader_id"])
             yield
-            self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a trigger may wait for the end
+            self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # run deferred triggers before the rollback
 
     def leadership_status(self) -> tuple[LeadershipStatus, OutboxCheckpoint | None]:
-        """Return the status of this leader, and its checkpoint unless it was fenced; MOVED is returned once.
-
-        Raises CheckpointError if the subscription was given another number of shards, or another source.
-        """
+        """Return the status of this leader, and the row's checkpoint; None if the leader is fenced. MOVED is returned
+        once for each change. Raises CheckpointError if the number of shards or the source was changed."""
         with translated():
             row = self.connected().execute(self._status, self.holder).fetchone()
         if row is None:
@@ -215,9 +213,9 @@ class CheckpointTable:
         return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, self._checkpoint(self._generation, saved)
 
     def renew(self) -> OutboxCheckpoint | None:
-        """Raise the epoch again and return the subscription's checkpoint; None if this leader was fenced.
+        """Raise the epoch again and return the subscription's checkpoint; None if this leader is fenced.
 
-        An earlier save without an answer counts now, or never will.
+        If an earlier save got no answer, it is now either in the returned checkpoint, or can never be applied.
         """
         with translated():
             row = self.connected().execute(self._renew, self.holder).fetchone()
@@ -229,7 +227,7 @@ class CheckpointTable:
         return self._checkpoint(self._generation, saved)
 
     def save(self, checkpoint: OutboxCheckpoint) -> bool:
-        """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the stored
+        """Write a checkpoint. Return False if this leader is fenced, the subscription was rewound, or the stored
         checkpoint is newer."""
         values = {
             **self.holder,
@@ -244,7 +242,7 @@ class CheckpointTable:
         return self._write(self._save, values)
 
     def vouch(self) -> bool:
-        """Raise the row's witness, durably; False if this leader was fenced, or the subscription was rewound since."""
+        """Raise the row's witness durably. Return False if this leader is fenced, or the subscription was rewound."""
         witness = Jsonb({"witness": self.witness + 1})
         return self._write(self._vouch, {**self.holder, "generation": self._generation, "witness": witness})
 
@@ -255,8 +253,8 @@ class CheckpointTable:
         return written
 
     def require(self, checkpoint: OutboxCheckpoint, *, tell: bool = True) -> None:
-        """Raise ServerRegressed or CheckpointError if the server lacks records that a checkpoint has passed, or was
-        found to lack them before. The row stores it, unless `tell` is false."""
+        """Raise ServerRegressed or CheckpointError if the server lacks records before a checkpoint, or if an earlier
+        check has stored that it does. Unless `tell` is false, store the reason in the row."""
         try:
             check_server(self.connected(), self._saved, checkpoint, self.subscription.name)
         except (ServerRegressed, CheckpointError) as error:
@@ -265,22 +263,22 @@ class CheckpointTable:
             raise
 
     def remember(self, checkpoint: OutboxCheckpoint, error: ServerRegressed | CheckpointError) -> None:
-        """Note in the row why a checkpoint was refused, if that is settled."""
+        """Store in the row why a checkpoint was refused, if the evidence could disappear and no reason is stored."""
         if (error.wears_off or isinstance(error, CheckpointError)) and not self._saved.get(REFUSED):
             remember(self.connected(), self._table, self._row, checkpoint, error, witness=self.witness)
 
     @property
     def holder(self) -> Mapping[str, Any]:
-        """Return the identity of this leader: its subscription, shard, epoch and id."""
+        """The identity of this leader, as parameters of statements: subscription, shard, epoch and leader id."""
         return {**self._row, "epoch": self._epoch, "leader_id": self._leader_id}
 
     @property
     def epoch(self) -> int:
-        """Return the epoch under which this leader led last; -1 if this process never led."""
+        """The epoch of this leader's last term; -1 after a term that could not begin, 0 before the first."""
         return self._epoch
 
     def close(self) -> None:
-        """Let go of the connection. Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -292,7 +290,7 @@ class CheckpointTable:
         return replace(checkpoint, generation=generation)
 
     def connected(self) -> psycopg.Connection[Any]:
-        """Return the connection; other modules write with it too, under the epoch."""
+        """Return the connection; connect first if needed. Other modules use it too, for writes that check the epoch."""
         if self._connection is None or self._connection.closed:
             settings = {"statement_timeout": "30s"}
             if self._leader_id is not None:

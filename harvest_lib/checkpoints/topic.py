@@ -1,8 +1,8 @@
-"""Checkpoints in Kafka: the last committed record of a partition that a subscription's shard has to itself.  The topic
-is compacted. It has a partition for each shard because a reader of committed records stops at the first open
-transaction of a partition: in a shared partition another shard's open transaction would hide a checkpoint.
+"""The checkpoint topic in Kafka: a shard's checkpoint is the last committed record of the shard's partition.
 
-Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harvest_lib.checkpoints.choice`.
+The topic is compacted. It has a separate partition for each shard, because a consumer of committed records stops at the
+first open transaction of a partition. In a shared partition, the open transaction of another shard would hide a
+checkpoint. `harvest_lib.checkpoints.choice` chooses between the checkpoint in Kafka and its mirror in Postgres.
 """
 
 import json
@@ -33,17 +33,18 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _READ_SECONDS = 5.0
-"""A stop waits for this; a longer request is asked again."""
+"""Timeout of a request. A stop waits for the current request; a request that takes longer is repeated."""
 _MAKE_SECONDS = 30.0
-"""Shards that start together all add partitions, which a busy cluster shows gradually."""
+"""Longest time to create the topic. Shards that start together all add partitions, which appear gradually in a busy
+cluster."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
 
 
 def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
-    """Make the topic, or give it the partitions that it lacks; other shards may be doing the same.
+    """Create the topic, or add the partitions that it lacks. Other shards may do the same at the same time.
 
-    Raises TopicMissing or KafkaUnavailable, and TopicTooSmall if it still lacks some after 30 s.
+    Raises TopicMissing or KafkaUnavailable. Raises TopicTooSmall if partitions are still missing after 30 s.
     """
     deadline = Deadline(_MAKE_SECONDS)
     while (present := topic_partitions(settings).get(topic, 0)) < partitions:
@@ -58,14 +59,14 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
         except TimeoutError:
             continue
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # if it is, enough partitions exist by now
                 raise translate(error.args[0], settings=settings) from error
 
 
 def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | None:
-    """Ask the controller whether a topic exists, by an attempt to create it that changes nothing: a broker that has
-    just come back may not know it yet. None if the controller does not answer, for example to a role that may not
-    create it."""
+    """Return whether the controller has a topic; a broker that has just restarted may not have it yet. The query is a
+    validate-only creation, which changes nothing. Return None if the controller does not tell, for example because this
+    user may not create the topic."""
     with AdminClient(client_settings(settings)) as admin:
         asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=_READ_SECONDS)
         try:
@@ -76,13 +77,13 @@ def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | No
 
 
 def removes_checkpoints(cleanup_policy: str) -> bool:
-    """Return True if a topic of that policy loses its last checkpoint by age or size."""
+    """Return True if a topic with this `cleanup.policy` loses even its last checkpoint, by age or size."""
     return "delete" in cleanup_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A record of the checkpoint topic: its offset, its content, or why it is no checkpoint."""
+    """A record of the checkpoint topic: its offset, its content, and in `trouble` why it is not a valid checkpoint."""
 
     offset: int
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -100,11 +101,12 @@ def read_checkpoints(
     to_sound: bool = False,
     hear_other: Callable[[Mapping[str, Any]], None] = lambda _record: None,
 ) -> Sequence[TopicRecord]:
-    """Return the last committed record of the key; with `to_sound` all from the last back to the first valid
-    checkpoint, newest first. `judge` returns the fault of a checkpoint, if any. Reads backwards. `hear_other` is called
-    with later checkpoints of other keys.
+    """Return the last committed record with the key, in a list. With `to_sound`, return all records with the key from
+    the last record back to the latest valid checkpoint, newest first. The list is empty if nothing is found.
 
-    Raises TopicMissing if there is no such partition, or KafkaUnavailable.
+    `judge` returns the fault of a checkpoint, or an empty text. `hear_other` is called with checkpoints of other keys
+    that follow. The partition is read backwards in steps. Raises TopicMissing if the partition does not exist, or
+    KafkaUnavailable.
     """
     consumer = _reader(settings, topic, "read_committed", provider)
     deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
@@ -145,7 +147,7 @@ def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> TopicReco
 
 
 def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
-    """Return the id that Kafka gave the topic when it was made; None if it cannot be known."""
+    """Return the id that Kafka assigned to the topic at its creation; None if the id cannot be read."""
     try:
         with AdminClient(client_settings(settings)) as admin:
             described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
@@ -161,14 +163,15 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
         "auto.offset.reset": "earliest",
         "isolation.level": isolation,
         "enable.partition.eof": True,
-        "fetch.wait.max.ms": 10,  # or the answer that there is no more comes half a second late
+        "fetch.wait.max.ms": 10,  # by default, the end of the partition is reported half a second late
     }
     with refused_settings():
         return provider(client_settings(settings, **own))
 
 
 def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> tuple[list[Any], list[Any]]:
-    """Return the messages of the key from an offset to the end, and the last of each other key that is behind them."""
+    """Read from an offset to the end of the partition. Return the messages with the key, and for each other key the
+    last message that follows them."""
     consumer.assign([start])
     found: list[Any] = []
     others: dict[bytes | None, Any] = {}
@@ -180,7 +183,7 @@ def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) ->
             if error.code() == error._PARTITION_EOF:
                 return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                continue  # the client searches the coordinator of a group without members: that needs no ACL
+                continue  # the client looks up a group that it does not use
             raise KafkaException(error)
         if message.key() == key.encode() and message.value():
             found.append(message)

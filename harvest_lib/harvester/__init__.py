@@ -1,1 +1,1 @@
-"""The harvester: it takes part in elections, runs the engine that fits its configuration, and reports its state."""
+"""The harvester: takes part in leader elections, delivers records while it leads, and reports its state."""

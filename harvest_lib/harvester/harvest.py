@@ -1,10 +1,10 @@
-"""The harvester: its lifecycle, and the thread that harvests whenever this process leads.
+"""The harvester: its lifecycle, and the thread that waits for leadership and then harvests.
 
     CREATED ──start──► RUNNING ──stop──► STOPPING ──► STOPPED
-                          └───────── an error that will not pass ─────────►
+                          └───────── a permanent error ───────────────────►
 
-Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of a shard; no other thread touches its delivery),
-threads that wait for the database (`harvest-mark`, `harvest-read`, `harvest-progress`), and the leadership's own.
+Threads: `harvest` waits for terms. `harvest-shard-N` runs the loop of a shard; no other thread uses the shard's
+delivery. `harvest-mark`, `harvest-read` and `harvest-progress` wait for the database. The leadership has more threads.
 """
 
 import enum
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 
 _STANDBY_WAIT_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 10.0
-"""Limit of all steps of a stop together."""
+"""Longest time for all steps of a stop together."""
 _SLACK_SECONDS = 1.0
 _UNRESPONSIVE_SECONDS = 60.0
-"""Longer than a standby's check of the pool waits for servers."""
+"""Longest time for a turn of the main loop of a responsive harvester. A standby's check waits less for servers."""
 
 
 class State(enum.Enum):
-    """The lifecycle of a harvester; it never goes back to an earlier state."""
+    """The state in the lifecycle of a harvester. A harvester never returns to an earlier state."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -59,17 +59,17 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """The result of `drain`: records delivered, and seconds taken."""
+    """The result of `drain`: the number of records delivered, and the seconds that the drain took."""
 
     records: int
     seconds: float
 
 
 class Harvest:
-    """Harvest an outbox. Also a context manager: starts on entry, stops and waits on exit.
+    """A harvester of an outbox. As a context manager, it starts on entry, and stops and waits for the end on exit.
 
-    `source` (the database binding), `delivery` and `leadership` replace the parts that the configuration would choose;
-    the providers make the Kafka clients of the configuration's parts.
+    `source` (the database binding), `delivery` and `leadership` replace the parts that the configuration would choose.
+    The providers create the Kafka clients for the parts that the configuration chooses.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class Harvest:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self.measures = self._terms.measures
-        """The harvester's counts: see `harvest_lib.harvester.telemetry`."""
+        """The metrics that the harvester counts: see `harvest_lib.harvester.telemetry`."""
         self.certificates = certificates_of(config)
-        """The certificates of its clients."""
+        """The certificates that the harvester's clients use."""
 
     # -- lifecycle
 
     def start(self) -> None:
-        """Check that Postgres, the outbox table and Kafka can be used, then begin.
+        """Check that Postgres, the outbox table and Kafka can be used, then start the harvester's threads.
 
-        Raises HarvestError if a server or the table cannot be used: a fault has to show at the start. Later, the
-        harvester waits until such a fault is over.
+        Raises HarvestError if a server or the table cannot be used, so that a fault is reported at the start. If a
+        server fails later, the harvester waits for it.
         """
         with self._state_lock:
             if self._state is not State.CREATED:
@@ -146,7 +146,7 @@ class Harvest:
         parts.log(self._table)
 
     def stop(self) -> None:
-        """Request the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
+        """Request the harvester to stop, and return at once. Signal handlers may call it; a second call is harmless."""
         with self._state_lock:
             if self._state is State.RUNNING:
                 self._state = State.STOPPING
@@ -154,7 +154,7 @@ class Harvest:
         self._stopping.set()
 
     def await_stopped(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the harvester has stopped and return True if it has; raises the error that ended it, if any."""
+        """Wait for the harvester to stop and return True if it has stopped. Raise the error that ended it, if any."""
         if self._state is State.CREATED:
             raise LifecycleError("the harvester was never started", next_step="call `start` first")
         stopped = self._stopped.wait(timeout_seconds)
@@ -163,9 +163,9 @@ class Harvest:
         return stopped
 
     def drain(self, timeout_seconds: float | None = None) -> Drained:
-        """Start, harvest until the backlog is empty and nothing is in flight, stop, and return the result.
+        """Start, harvest until the backlog is empty and no record is in flight, stop, and return the result.
 
-        Waits for leadership if another process has it. Raises LifecycleError if `timeout_seconds` pass first.
+        If another process leads, wait for leadership. Raises LifecycleError after `timeout_seconds`.
         """
         began = time.monotonic()
         with self:
@@ -210,12 +210,12 @@ class Harvest:
 
     @property
     def has_started(self) -> bool:
-        """Return True if `start` was called and has succeeded."""
+        """True if `start` has succeeded."""
         return self._thread is not None
 
     @property
     def is_responsive(self) -> bool:
-        """Return True if the harvester runs and its loop has turned within the last minute, whatever the servers do."""
+        """True if the harvester runs and its main loop has turned within the last minute. Servers do not affect it."""
         return self._state is State.RUNNING and boot_seconds() - self._terms.turned_at < _UNRESPONSIVE_SECONDS
 
     @property
@@ -241,18 +241,18 @@ class Harvest:
 
     @property
     def hand_over(self) -> str:
-        """Return the implementation that hands records over to Kafka, `native` or `python`; empty before the start."""
+        """The implementation that hands records to librdkafka, `native` or `python`; empty before the start."""
         return implementation().name if self._engine is not None else ""
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """Return the topics to which partitions were added, if only this process stores them: `source: mark`."""
+        """The topics to which partitions were added, if only this process stores them, as with `source: mark`."""
         return self._engine.added_partitions if self._engine is not None else ()
 
     @property
     def election_trouble(self) -> str:
-        """Return the trouble that would keep this process from leading; empty if none is known."""
-        return str(getattr(self._leadership, "trouble", ""))  # an embedder's own leadership may lack it
+        """The problem that would prevent this process from becoming leader; empty if no problem is known."""
+        return str(getattr(self._leadership, "trouble", ""))  # the leadership of an embedding program may lack it
 
     @property
     def config(self) -> HarvestConfig:
@@ -266,8 +266,8 @@ class Harvest:
 
     @property
     def in_flight_record_keys(self) -> list[str] | None:
-        """Return the keys of the records in flight, in the order in which they were sent, each once. None while this
-        process leads with a `delivery` other than `barrier`, which alone sends a single record of a key at a time.
+        """The keys of the records in flight, each once, in the order in which the records were sent. None if this
+        process leads with another `delivery` than `barrier`: only `barrier` sends one record of a key at a time.
         """
         found = [loop.keys_in_flight for loop in self._terms.loops.copy().values()]
         return None if None in found else [key for keys in found for key in keys or ()]
@@ -278,7 +278,7 @@ class Harvest:
         return self._terms.delivered_records
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
-        """Call `handler` with each event, on the harvester's thread: it should return soon."""
+        """Call `handler` with each event, on a thread of the harvester. The handler should return quickly."""
         self._terms.handler = handler
 
     def _go_to(self, state: State) -> None:
@@ -300,17 +300,17 @@ class Harvest:
             except BaseException as error:  # noqa: BLE001 - await_stopped raises the first failure
                 self._failure = self._failure or error
             self._go_to(State.STOPPED)
-            # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
+            # Logged before waiters are notified, because the process may end at once then, and this daemon thread too.
             _log.info("harvester_stopped", extra={"delivered": self.delivered_records})
             self._stopped.set()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run the work of a thread; an error that ends the thread ends the harvester, and `await_stopped` raises it."""
+        """Run the work of a thread. An error that ends the thread ends the harvester too; `await_stopped` raises it."""
         is_done = False
         try:
             work()
             is_done = True
-        except HarvestError as error:  # its text is safe to log; the traceback of its cause may quote a row
+        except HarvestError as error:  # logged without a traceback, which may quote a row
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - await_stopped raises it
             self._failure = self._failure or error
@@ -323,7 +323,7 @@ class Harvest:
                 self._stopping.set()
 
     def _end(self, error: HarvestError) -> None:
-        """Stop permanently because of an error: records in flight land, and leadership is released."""
+        """Stop permanently because of an error. Records in flight are still delivered, and leadership is released."""
         self._failure = self._failure or error
         _log.error(
             "harvester_died",

@@ -1,12 +1,14 @@
-"""Hold-off: the wait before a process leads a shard again, after a term that ended badly. Pure, except for its clock.
+"""Hold-off: the wait of a process before it leads a shard again, after a term that ended badly.
 
-- Its records on the wire may still arrive. Another process would lead after the session timeout at the earliest, and
-  this process waits as long: records that arrive then are too old for the topic's limit.
-- It was fenced. If the fenced leader and its successor both began again at once, they would fence each other without
-  end. So the fenced leader holds off, unless its next term fences the previous leader, and
-    - another leader has raised the epoch since: that successor's term is over;
-    - or this is the first or second time in a session timeout: a former leader that was frozen before it began fences
-      its successor as it thaws, and once more if its client repeats the request before it stops.
+A term can end badly in two ways. The module is pure, except for its clock.
+
+- Records that the process has sent may still arrive at the broker. Another process would lead after the session timeout
+  at the earliest, so this process waits as long. Records that arrive after that are too old for the topic's limit.
+- The leader was fenced. If it and its successor both began again at once, they would fence each other endlessly. So the
+  fenced leader holds off, unless its next term fences the previous leader and one of these conditions holds:
+    - another leader has raised the epoch since, so the term of that successor is over;
+    - this is the first or second time within a session timeout. A former leader that was frozen before its term began
+      fences its successor when it resumes, and a second time if its client repeats the request.
 """
 
 from collections.abc import Callable
@@ -16,21 +18,22 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Term
 
 _INTERRUPTIONS = 2
-"""Times that a fenced leader begins again at once: without a limit two leaders would fence each other without end."""
+"""Number of times that a fenced leader begins again at once. Without a limit, two leaders would fence each other
+endlessly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HoldOff:
     until: float
-    """In boot seconds."""
+    """End of the hold-off, in boot seconds."""
     epoch: int | None
     """The epoch of the previous term."""
     count: int
-    """Number of hold-offs up to this, each begun before its predecessor had passed."""
+    """Number of hold-offs in a row up to this hold-off: each began before the previous hold-off had ended."""
 
 
 class HoldOffs:
-    """The hold-offs of a process, by shard. `seconds` is the session timeout."""
+    """The latest hold-off of each shard, in a process. `seconds` is the session timeout."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = boot_seconds) -> None:
         self._seconds = seconds
@@ -38,7 +41,7 @@ class HoldOffs:
         self._latest: dict[int, _HoldOff] = {}
 
     def begin(self, shard: int, epoch: int | None) -> None:
-        """Hold off from now on, after a term that led under `epoch`; None for a term without an epoch."""
+        """Begin a hold-off of a shard now, after a term with the epoch `epoch`; None if the term had no epoch."""
         now, before = self._clock(), self._latest.get(shard)
         count = 1 if before is None or now >= before.until else before.count + 1
         self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, count=count)

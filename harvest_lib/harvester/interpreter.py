@@ -5,25 +5,26 @@ import sys
 
 _SWITCH_SECONDS = 0.0001
 _COLLECT_AFTER_OBJECTS = 200_000
-"""More objects than wait in memory at a time: they are freed before the collector has checked them once."""
+"""Threshold of the collector. Fewer objects wait in memory at a time, so most are freed before the collector checks
+them."""
 
 
 def tune_interpreter() -> None:
-    """Let threads take turns sooner, and collect garbage less often: for a process that harvests.
+    """Tune the interpreter for a process that harvests: shorter turns of threads, and fewer garbage collections.
 
-    The sending thread holds the interpreter for the whole switch interval, 5 ms by default, while the reading thread
-    waits for the interpreter with an answer from the database. This wait and the collector cost a drain a quarter of
-    its rate, measured by `harvest bench`. `harvest run` and `harvest pipeline run` do this; a program that embeds a
-    harvester decides for itself.
+    By default, the sending thread holds the interpreter lock for the whole switch interval of 5 ms. Meanwhile the
+    reading thread, which has an answer from the database, waits for the lock. This wait and the garbage collector cost
+    a drain a quarter of its rate, measured by `harvest bench`. `harvest run` and `harvest pipeline run` call this
+    function; a program that embeds a harvester decides itself.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     tune_collector()
 
 
 def tune_collector() -> None:
-    """Collect garbage less often: for a process that harvests or consumes.
+    """Make garbage collections rarer, for a process that harvests or consumes.
 
-    Records on their way are many objects without cycles, which the collector scans again and again. Consumers do not
-    need the rest of `tune_interpreter`: their threads do the same work, and shorter turns only cost time.
+    Records in memory are many objects without cycles, which the collector would scan repeatedly. Consumers do not need
+    the shorter turns of `tune_interpreter`: their threads do the same work, and shorter turns only cost time.
     """
     gc.set_threshold(_COLLECT_AFTER_OBJECTS, 20, 50)

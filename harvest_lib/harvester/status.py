@@ -1,6 +1,7 @@
-"""The status of an outbox: its backlog, the number of delivered records, the leaders.
+"""The status of an outbox: its backlog, the number of delivered records, its leaders.
 
-Queries Postgres, and Kafka only for the leaders under NELI. Harvesters are not disturbed, and need not be running.
+The status is read from Postgres. Kafka is queried for leaders elected with NELI, and for open transactions. Reading
+does not disturb harvesters, and works if none is running.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,13 +39,13 @@ _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
 _OFFSETS_TIMEOUT_SECONDS = 2.0
 _OPEN_SECONDS = 3.0
-"""A harvester's own transactions are open for less."""
+"""Transactions that are open for longer are reported. A harvester's own transactions are open for less."""
 SAMPLED = 1_000
-"""Records that are counted for metrics and the progress line, which read the backlog often."""
+"""Maximum number of records to count for metrics and the progress line, which read the backlog often."""
 _FEWEST_SAMPLED = 50
-"""Minimum for each shard of a subscription with many shards."""
+"""Least number of records to count for each shard, if a subscription has many shards."""
 
-# The leader, if it still leads, and the rival that was refused in the last ten minutes.
+# Columns: the leader if it still leads, the rival if it was refused in the last ten minutes, topics, shard.
 _RIVALS = """
 SELECT CASE WHEN EXISTS (
          SELECT FROM pg_stat_activity WHERE application_name = 'harvest leader ' || (leader ->> 'leader_id')
@@ -61,10 +62,11 @@ Read = tuple[SubscriptionShard, Backlog]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaders:
-    """The leaders. `by_shard`: the client id and host of the group member that owns the shard's partition, or the name
-    of the process that leads without a group; the session that holds the lock, if the process did not store its name;
-    None without a leader. `members`: the number of processes in the pool, None if it is not counted. `trouble`: the
-    reason that Kafka did not answer. `notes`: reasons for a missing leader, and other pools."""
+    """The leaders of an outbox. `by_shard` names the leader of each shard, or is None for a shard without a leader. In
+    an election through Kafka, the name is the client id and host of the group member that owns the shard's partition.
+    Otherwise it is the name that the process has stored, or else the session that holds the lock. `members` is the
+    number of processes in the pool, None if not counted. `trouble` is the reason if Kafka did not answer. `notes` are
+    reasons for a missing leader, and other pools."""
 
     by_shard: list[str | None]
     members: int | None = None
@@ -73,13 +75,13 @@ class Leaders:
 
 
 class StatusReader:
-    """Reads the status of a configuration's outbox through a connection. All calls raise HarvestError."""
+    """Reads the status of a configuration's outbox through a connection. All calls raise HarvestError if they fail."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
         self._connection = connection
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
-        check_all_rows(connection, [self._table.identifier])  # hidden rows would be missing from the backlog
+        check_all_rows(connection, [self._table.identifier])  # the backlog would not include hidden rows
         self._selection = make_selection(config, self._table)
         self._subscriptions = (
             Subscriptions(connection, self._table.placed(connection), self._selection)
@@ -88,43 +90,46 @@ class StatusReader:
         )
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return the shards of this table's subscriptions, or of the subscription `name`."""
+        """Return the shards of the subscription `name`, or of all subscriptions of this table."""
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
 
     def ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
-        """Return the shards of the configured subscription that are read from a position."""
+        """Return the shards of the configured subscription, without shards that are marked instead of read from a
+        position."""
         return [each for each in shards if each.name == self._config.subscription and not each.marks]
 
     def read(self, shards: Sequence[SubscriptionShard], most: int = MOST) -> list[Read]:
-        """Return the shards with their backlogs, counted to `most` records each."""
+        """Return each shard with its backlog. The backlog of a shard is counted up to `most` records."""
         if self._subscriptions is None:
             return []
         return [(each, self._subscriptions.lag(each, most)) for each in shards]
 
     def oldest_age_seconds(self) -> float:
-        """Return the age of the oldest record that waits for the configured subscription, 0 without a backlog.
+        """Return the age of the oldest record in the configured subscription's backlog, 0 without a backlog.
 
-        Reads few records: more only if none of the first records is for the subscription.
+        Reads few records, unless none of the first records is for the subscription.
         """
         ours = self._configured()
         found = self.sampled(ours)
         return (found if found.counted or not found.is_estimate else self.waiting(self.read(ours))).age_seconds
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
-        """Return the backlog of the configured subscription; without a row of the subscription, of the whole table.
-        Counts to `MOST` for each shard.
+        """Return the backlog of the configured subscription, or of the whole table if the subscription has no row.
+        Counts up to `MOST` records for each shard.
 
-        Raises OutboxTableError for a mapped table that the subscription has never read: the backlog is unknown then.
+        Raises OutboxTableError if the table is mapped by `columns` and the subscription has never read it: the backlog
+        is then unknown.
         """
         return self._total(self.read(self._configured()) if read is None else read, MOST)
 
     def sampled(self, shards: Sequence[SubscriptionShard]) -> Backlog:
-        """Return the backlog of `shards`, counted to `SAMPLED` for all together."""
+        """Return the backlog of the configured subscription among `shards`, counted up to about `SAMPLED` records."""
         ours = self.ours(shards)
         return self._total(self.read(ours, max(_FEWEST_SAMPLED, SAMPLED // max(1, len(ours)))), SAMPLED)
 
     def _configured(self) -> list[SubscriptionShard]:
-        """Return `ours`, read now; none under `mark`: its role need not see the table of subscriptions."""
+        """Read and return the shards of the configured subscription. Return none with `source: mark`: its role need not
+        have the right to read the table of subscriptions."""
         return [] if self._config.source == "mark" else self.ours(self.shards(self._config.subscription))
 
     def _total(self, read: Sequence[Read], most: int) -> Backlog:
@@ -141,24 +146,24 @@ class StatusReader:
         return backlog_of_table(self._connection, self._selection, most)
 
     def is_known(self, shards: Sequence[SubscriptionShard]) -> bool:
-        """Return True if the backlog can be computed."""
+        """Return True if the backlog can be computed: see `waiting`."""
         return self._config.columns is None or bool(self.ours(shards))
 
     def done(self, shards: Sequence[SubscriptionShard]) -> int:
-        """Return the number of purged records, plus records that the configured subscription has delivered from a
-        position. Only the difference of two results is meaningful."""
+        """Return the number of purged records, plus the number of records that the configured subscription has
+        delivered from its positions. Only the difference between two results is meaningful."""
         with translated():
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
         passed = sum(each.checkpoint.delivered for each in self.ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
 
     def sizes(self) -> Sizes:
-        """Return the sizes of the outbox and its database on disk."""
+        """Return the sizes on disk of the outbox and of its database."""
         return read_sizes(self._connection, self._table.placed(self._connection))
 
     def held(self) -> Mapping[str, Held]:
-        """Return the subscriptions that hold segments back; empty without segments, or without the right to see
-        them."""
+        """Return the segments that each subscription prevents from being dropped. Empty if the table has no segments,
+        or if this role may not see them."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
             return {}
         with suppress(DatabaseAccessDenied, OutboxTableError):
@@ -167,12 +172,12 @@ class StatusReader:
         return {}
 
     def detached(self) -> list[str]:
-        """Return notes on segments that were detached by hand."""
+        """Return notes on segments that an operator has detached."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
             return []
         try:
             found = detached_segments(self._connection, self._table)
-        except DatabaseAccessDenied as error:  # for a role that marks a native table
+        except DatabaseAccessDenied as error:  # for example, a role that marks a native table
             role = sql.Identifier(self._connection.info.user)
             return [
                 f"whether segments were detached by hand is not known: {error.evidence}; "
@@ -181,8 +186,8 @@ class StatusReader:
         return [f"the segment {each}" for each in found]
 
     def open_transactions(self) -> list[str]:
-        """Return notes on open transactions that hide records from read-committed readers, in the topics that the
-        subscription's leader knows, or the reason that Kafka does not answer."""
+        """Return notes on open transactions that hide records from read-committed consumers, in the topics that the
+        subscription's leaders have stored. If Kafka does not answer, the note is the reason."""
         led = {topic for _, _, topics, _ in self._led() if isinstance(topics, Mapping) for topic in topics}
         kafka = self._config.kafka_settings(for_producer=False)
         try:
@@ -196,8 +201,8 @@ class StatusReader:
         return []
 
     def leaders(self) -> Leaders:
-        """Query the group's coordinator for the owners of the leader topic's partitions, or Postgres for the lock's
-        holder."""
+        """Return the leaders. In an election through Kafka, query the group's coordinator for the owners of the leader
+        topic's partitions; otherwise query Postgres."""
         config = self._elected()
         match config.leadership:
             case "solo":
@@ -212,8 +217,8 @@ class StatusReader:
         return replace(found, notes=[*found.notes, *self._rivals(config)])
 
     def _named(self, config: HarvestConfig, otherwise: str | None) -> list[str | None]:
-        """Return by shard the stored name of its leader, which is the name in the leader's log and metrics; else
-        `otherwise`."""
+        """Return the stored name of each shard's leader, which is also its name in its log and metrics. For a shard
+        without a stored name, return `otherwise`."""
         names = {
             shard: pool.process
             for leader, _, _, shard in self._led()
@@ -232,7 +237,7 @@ class StatusReader:
         try:
             found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
         except KafkaException as error:
-            failure = error.args[0]  # its text may be only the name of the request
+            failure = error.args[0]  # the name is added below, as the text may be only the name of the request
             trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
             return Leaders(by_shard=[None] * shards, trouble=trouble)
         owners = {shard: each for each in found for owned, shard in each.owned if owned == topic}
@@ -256,20 +261,20 @@ class StatusReader:
         return Leaders(by_shard=by_shard, members=len(found), notes=notes)
 
     def _rivals(self, config: HarvestConfig) -> list[str]:
-        """Return notes from the rows of the configured subscription, on other pools and on its topics."""
+        """Return notes on other pools and on added partitions, from the rows of the configured subscription."""
         rows = self._led()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, *_ in rows]
         added = {str(each) for _, _, topics, _ in rows for each in added_of(topics)}
         notes = {_rival_note(led, rival) for led, rival in pools if rival is not None}
         for led, _ in pools:
-            # A configuration without a group, for example for `harvest status` alone, is in no pool.
+            # A configuration without a group belongs to no pool, for example a configuration only for `harvest status`.
             ours = (config.leadership, config.leader_group_id)
             if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
                 notes.add(f"another pool harvests this subscription: {led}")
         return sorted(notes | added)
 
     def _led(self) -> Sequence[tuple[Any, Any, Any, int]]:
-        """Return rows of the configured subscription: leader, refused rival, known topics, shard."""
+        """Return the rows of the configured subscription: leader, refused rival, stored topics, shard."""
         if self._subscriptions is None:
             return []
         statement = sql.SQL(_RIVALS).format(

@@ -1,4 +1,4 @@
-"""The terms that a process serves: a thread and a loop for each shard that it leads, their events and their counts."""
+"""The terms of a process: runs a thread and a loop for each shard that the process leads, and emits their events."""
 
 import logging
 import threading
@@ -30,7 +30,8 @@ _STANDBY_WAIT_SECONDS = 0.1
 
 
 class Terms:
-    """The terms of a process. `serve` is called once, on a thread of its own; the other methods from any thread."""
+    """The terms that a process serves. `serve` is called once, on a separate thread. Any thread may call the other
+    methods."""
 
     def __init__(self, config: HarvestConfig, stopping: threading.Event) -> None:
         self._config = config
@@ -45,21 +46,21 @@ class Terms:
         self.handler: EventHandler | None = None
         self._harmless = Harmless(_log, "event_handler_failed")
         self.turned_at = boot_seconds()
-        """The time of the last turn of `serve`."""
+        """Time at which the loop of `serve` last turned, in boot seconds."""
 
     @property
     def shards(self) -> list[int]:
-        """Return the shards that this process leads now, with a live lease."""
+        """The shards that this process leads now with a valid lease."""
         return sorted(shard for shard, term in self._served.copy().items() if term.is_live())
 
     @property
     def delivered_records(self) -> int:
-        """Return the number of delivered records."""
+        """The number of records delivered over all terms."""
         return self._meter.total
 
     @property
     def idle(self) -> bool:
-        """Return True if this process leads every shard, and none has a backlog."""
+        """True if this process leads all shards, and no shard has a backlog."""
         loops = self.loops.copy()
         return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
 
@@ -70,8 +71,8 @@ class Terms:
         guarded: Callable[[Callable[[], None]], None],
         before_term: Callable[[], None],
     ) -> None:
-        """Serve the terms of an election until `stopping` is set. `guarded` runs the work of a thread; `before_term` is
-        called before each term."""
+        """Serve the terms that the election gives to this process, until `stopping` is set. `guarded` is called in each
+        new thread, with the work of the thread. `before_term` is called before each term."""
         threads = self._threads
         while not self._stopping.is_set():
             self.turned_at = boot_seconds()
@@ -86,17 +87,18 @@ class Terms:
                     name = f"harvest-shard-{term.shard}"
                     threads[term] = threading.Thread(target=guarded, args=(lead,), name=name, daemon=True)
                     threads[term].start()
-            if set(live).difference(threads):  # a term that may not begin yet makes the next call return at once
+            if set(live).difference(threads):  # wait here: `terms` returns at once for a term that may not begin yet
                 self._stopping.wait(_STANDBY_WAIT_SECONDS)
 
     def join(self, deadline: Deadline, slack_seconds: float) -> None:
-        """Wait for the threads until shortly before a deadline. A thread that waits for an unavailable server is a
-        daemon, and left behind."""
+        """Wait for the threads, until `slack_seconds` before a deadline. A thread may still wait for an unavailable
+        server after that: it is a daemon thread, and does not prevent the end of the process."""
         for thread in self._threads.values():
             thread.join(max(0.0, deadline.remaining_seconds - slack_seconds))
 
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
-        """Return True if a term is still to be served, and no thread of an earlier term of its shard is left."""
+        """Return True if a term may begin: it is live, no hold-off applies, no thread still serves an earlier term of
+        its shard, and the process is not stopping."""
         is_over = all(other.shard != term.shard for other in threads)
         return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
 

@@ -1,4 +1,4 @@
-"""The outbox table and the tables beside it: their definition, their checks, and appending by writers."""
+"""The outbox table and its side tables: definitions, checks, and the functions with which writers append records."""
 
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.checks import add_checks

@@ -1,7 +1,7 @@
-"""Append of records by writers, inside their own transaction.
+"""Functions with which writers append records to the outbox, inside the writer's own transaction.
 
 A plain INSERT does the same without this module. The module adds a check: it refuses a record that Kafka would reject
-permanently while the caller can still correct it.
+permanently, before the record is committed and while the writer can still correct it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,12 +37,12 @@ INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_hea
 VALUES (clock_timestamp(), %s, %s, {value}, %s::text[], %s::text[])
 """
 
-# Without the type, a column of type bytea would decode a text, and a text column would spell out bytes, both without
-# an error.
+# The casts make a value of the wrong type an error. Without them, a bytea column would decode a str, and a text column
+# would store the textual form of bytes, both without an error.
 _TEXT = "%s::text"
 _BYTES = "coalesce((NULL::{table}).kafka_value, %s::bytea)"
 
-# The modifier of a column of characters is its width plus 4; a column without a modifier has no limit.
+# atttypmod of a varchar column is its width plus 4; -1 means that the column has no limit.
 _WIDTHS = """
 SELECT max(CASE attname WHEN 'kafka_key' THEN nullif(atttypmod, -1) END) - 4,
        max(CASE attname WHEN 'kafka_value' THEN nullif(atttypmod, -1) END) - 4,
@@ -56,14 +56,15 @@ HAVING count(*) = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Limits and value type of a table's columns. The defaults are the limits of the documented table."""
+    """Limits of a table's columns, and whether the column of values is BYTEA. The defaults are those of the documented
+    table."""
 
     limits: RecordLimits = field(default_factory=RecordLimits)
     takes_bytes: bool = False
 
 
 _known: "WeakKeyDictionary[object, dict[str, _Columns]]" = WeakKeyDictionary()
-"""By connection and table: another connection may have another search path."""
+"""Columns by connection and table name: on another connection, the search path may lead to another table."""
 
 
 def append(
@@ -73,21 +74,21 @@ def append(
     table: str = "outbox",
     limits: RecordLimits | None = None,
 ) -> int:
-    """Insert records into the outbox and return their number; commits nothing, the transaction is the caller's.
+    """Insert records into the outbox and return their number. Commits nothing: the caller ends the transaction.
 
-    `connection` is psycopg's, SQLAlchemy's Connection or Session (over psycopg), or Django's (`django.db.connection`,
-    in a block of `transaction.atomic`). A session is flushed first. Records get their ids in the order
-    given. All records are checked before the first is sent: after a RecordError no record was written. Raises
-    OutboxTableError if values are str and the column is BYTEA, or the other way round; a dict or a list becomes JSON,
-    and fits either. Raises DatabaseAccessDenied for a role that may not write them. Every other error, such as a
-    serialization failure, a timeout or a lost connection, stays as psycopg, SQLAlchemy or Django raises it for a
-    statement of the caller.
+    `connection` is a connection of psycopg, a Connection or Session of SQLAlchemy (over psycopg), or Django's
+    `django.db.connection` (in a block of `transaction.atomic`). A Session is flushed first. Records get their ids in
+    the order given. All records are checked before the first is inserted: after a RecordError, no record was written.
+    Raises OutboxTableError if values are str and the column is BYTEA, or values are bytes and the column is text; a
+    dict or a list becomes JSON and fits both. Raises DatabaseAccessDenied if the role may not insert the records. Every
+    other error, such as a serialization failure, a timeout or a lost connection, is the error that psycopg, SQLAlchemy
+    or Django raises for any statement.
 
-    The columns of the table limit the length of keys and values, unless `limits` are given. They are read once for each
-    connection, and again before a record is refused as too long.
+    The columns of the table limit the length of keys and values, unless the caller gives `limits`. The widths of the
+    columns are read once for each connection, and again before a record is refused as too long.
 
-    If OpenTelemetry has a current span, records without the headers `traceparent` and `tracestate` get them from its
-    context.
+    If OpenTelemetry has a current span, records without the headers `traceparent` and `tracestate` get both headers
+    from the span's context.
     """
     records, way = list(records), way_of(connection)
     if not records:
@@ -112,8 +113,8 @@ async def append_async(
     table: str = "outbox",
     limits: RecordLimits | None = None,
 ) -> int:
-    """Do as `append` does, on an async connection: psycopg's, asyncpg's in a transaction, or a connection or session of
-    SQLAlchemy over either driver."""
+    """Do the same as `append` on an async connection: a connection of psycopg, a connection of asyncpg in a
+    transaction, or an AsyncConnection or AsyncSession of SQLAlchemy over either driver."""
     records, way = list(records), await async_way_of(connection)
     if not records:
         return 0
@@ -132,14 +133,14 @@ async def append_async(
 
 
 def _asks(records: Sequence[OutboxRecord], limits: RecordLimits | None) -> bool:
-    """Return True if the columns have to be read: for their width, or for the spelling of JSON."""
+    """Return True if the table's columns must be looked up: for their widths, or to encode JSON for a BYTEA column."""
     return limits is None or any(isinstance(record.value, dict | list) for record in records)
 
 
 def _known_columns(connection: object, table: str) -> _Columns | None:
     try:
         return _known.get(connection, {}).get(table)
-    except TypeError:  # asyncpg's proxy of a pooled connection allows no weak reference
+    except TypeError:  # asyncpg's proxy of a pooled connection does not support weak references
         return None
 
 
@@ -152,7 +153,8 @@ async def _look_up_async(way: AsyncWay, table: str) -> _Columns:
 
 
 def _remembered(connection: object, table: str, row: Sequence[Any] | None) -> _Columns:
-    """Return the limits of the columns; the documented limits for a table that the catalogue does not have."""
+    """Return the limits in a catalogue row, and remember them. If `row` is None, the catalogue lacks the table: return
+    the documented limits."""
     if row is None:
         return _Columns()
     columns = _Columns(limits=RecordLimits(key_chars=row[0], value_chars=row[1]), takes_bytes=row[2])
@@ -188,8 +190,8 @@ def _statement(table: str, values: Sequence[_Values]) -> str:
 
 @contextmanager
 def _explained(table: str, records: Sequence[OutboxRecord]) -> Iterator[None]:
-    """Turn errors about the outbox's definition or grants into HarvestErrors. All other errors, for the caller to retry
-    or handle, stay as the driver, SQLAlchemy or Django raises them."""
+    """Turn errors about the outbox's definition or grants into HarvestErrors. All other errors of the driver, of
+    SQLAlchemy or of Django pass unchanged: the caller retries or handles them."""
     try:
         yield
     except Exception as error:

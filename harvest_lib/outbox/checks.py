@@ -1,10 +1,10 @@
-"""CHECK constraints of the outbox: records that Kafka rejects permanently are refused in the writer's transaction.
+"""CHECK constraints of the outbox: Postgres refuses a record that Kafka would reject, in the writer's transaction.
 
 Promises
-- Rows older than the constraints are never refused, also when they are marked, put back or restamped: an UPDATE checks
-  a row again, and the harvester must not fail over it. So the constraints of a table in use begin with the first id
-  that was not given out when they were added.
-- They are always validated: a segment with an unvalidated constraint cannot be attached.
+- The constraints never refuse a row that is older than they are, even if the row is marked, put back or restamped: an
+  UPDATE checks a row again, and the harvester must not fail because of an old row. So on a table in use, the
+  constraints apply from the first id that the sequence had not given out when they were added.
+- The constraints are always validated: a segment with an unvalidated constraint cannot be attached.
 - Writers wait no longer than for any other change of the table: see `short_locks`.
 """
 
@@ -52,7 +52,7 @@ _VALIDATE = "ALTER TABLE {table} VALIDATE CONSTRAINT {name}"
 
 
 def check_clauses() -> sql.Composable:
-    """Return the clauses for the DDL of a new table, each line with a comma before it."""
+    """Return the CONSTRAINT clauses for the CREATE TABLE of a new table, each preceded by a comma and a new line."""
     clauses = [
         sql.SQL(",\n  CONSTRAINT {} CHECK ({})").format(sql.Identifier(name), sql.SQL(rule))
         for name, rule in _RULES.items()
@@ -61,7 +61,7 @@ def check_clauses() -> sql.Composable:
 
 
 def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL that adds the constraints to a table without rows."""
+    """Return the statements that add the constraints to a table without rows."""
     return [
         sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
             outbox.identifier, sql.Identifier(name), sql.SQL(rule)
@@ -73,10 +73,10 @@ def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
 def add_checks(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> Sequence[str] | None:
-    """Add and validate the constraints that a table lacks; return the names of added constraints.
+    """Add and validate the constraints that a table lacks, and return the names of the added constraints.
 
-    Returns None, having changed nothing, if constraints are missing and this role is not the owner. Needs a connection
-    in autocommit.
+    If constraints are missing and this role is not the owner, change nothing and return None. Needs a connection in
+    autocommit.
     """
     placed = outbox.placed(connection)
     is_owner, there, _ = _state(connection, placed)
@@ -94,7 +94,8 @@ def add_checks(
 
 
 def validate_checks(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Validate the constraints of a run that was killed before its validation. Reads the table; no session waits."""
+    """Validate constraints that are not validated, because an earlier run was killed. This reads the whole table, and
+    no other session has to wait."""
     for name in _state(connection, outbox)[2]:
         with translated():
             connection.execute(
@@ -116,7 +117,7 @@ def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequen
 
 
 def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
-    """Return the first id above all rows and all ids given out."""
+    """Return the lowest id above the ids of all rows and all ids that the sequence has given out."""
     found = [connection.execute(sql.SQL(_HIGHEST).format(table=outbox.identifier)).fetchone()]
     sequence = connection.execute(_SEQUENCE, (str(outbox),)).fetchone()
     if sequence is not None and sequence[0] is not None:

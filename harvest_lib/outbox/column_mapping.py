@@ -1,4 +1,4 @@
-"""An outbox of another layout, read through `columns`: the check that it can be read without losing anything."""
+"""Check of an outbox with another layout, read through `columns`: no record may be lost or delivered twice."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class _Problem:
 
 
 def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
-    """Raise OutboxTableError if a column is missing, or records could be lost, repeated or only found by reading the
-    whole table. The error names all problems at once, and the DDL that fixes them, in the order to run it."""
+    """Raise OutboxTableError if a column is missing, if records could be lost or repeated, or if records could be found
+    only by reading the whole table. The error names all problems at once, and the DDL that fixes them, in order."""
     table.placed(connection)
     with translated():
         columns = connection.execute(_COLUMNS, (str(table),)).fetchall()
@@ -65,7 +65,7 @@ def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable
 
 
 def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Iterator[_Problem]:
-    """Yield problems that only the configuration can fix."""
+    """Yield the problems that only another configuration can fix."""
     parts = (mapping.id, mapping.kafka_topic, mapping.kafka_key, mapping.kafka_value, mapping.create_time)
     named = [each for each in (*parts, *mapping.headers.values()) if isinstance(each, str)]
     if missing := [each for each in dict.fromkeys(named) if each not in found]:
@@ -81,7 +81,8 @@ def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Ite
 
 
 def _created(table: OutboxTable, kinds: Mapping[str, str], mapping: ColumnMapping) -> Iterator[_Problem]:
-    """Yield a problem if the age of a record is unknown: any other type is a local time, or no time."""
+    """Yield a problem if `create_time` is not a timestamptz: other types are local times or no times, and do not show
+    the age of a record."""
     name = mapping.create_time
     if name is None or name not in kinds or kinds[name] == _MOMENT:
         return

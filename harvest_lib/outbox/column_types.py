@@ -18,7 +18,7 @@ GOHARVEST: Mapping[str, tuple[str, ...]] = {
     "kafka_header_values": ("text[]",),
     "leader_id": ("uuid",),
 }
-"""Types of each column of goharvest's table; other types are converted to the first."""
+"""Supported types of each column of goharvest's table. A column of another type is converted to the first type."""
 
 NATIVE: Mapping[str, tuple[str, ...]] = {
     **GOHARVEST,
@@ -32,7 +32,8 @@ _DEFAULTS = {
     "kafka_header_values": "'{}'",
     "transaction_id": "pg_current_xact_id()",
 }
-"""Defaults of the native table. A default of another type is dropped first: it may not fit the new type."""
+"""Defaults of the native table's columns. A conversion drops the old default of a column first, since it may not fit
+the new type."""
 
 _ELEMENTS = {
     "json": "SELECT each FROM json_array_elements_text($1) AS each",
@@ -41,7 +42,8 @@ _ELEMENTS = {
     "jsonb[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT found #>> '{}') AS text (each)",
     "bytea[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT convert_from(found, 'UTF8')) AS text (each)",
 }
-"""Bodies of functions that convert other arrays of texts to text[]: ALTER TABLE takes a function, not a subquery."""
+"""Bodies of the functions that convert a column to text[], by the column's type. They are functions because ALTER TABLE
+accepts no subquery."""
 
 _LOSES = "jsonb has not kept the text that was written (spaces, the order of keys, all but the last of equal keys)"
 _NUMBERS = ("bigint", "integer", "numeric", "double precision")
@@ -49,7 +51,7 @@ _NUMBERS = ("bigint", "integer", "numeric", "double precision")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundColumn:
-    """A column in the catalogue."""
+    """A column as Postgres' catalogue describes it."""
 
     type: str
     never_null: bool
@@ -57,20 +59,20 @@ class FoundColumn:
 
 
 def wrong_types(found: Mapping[str, FoundColumn], expected: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the names of columns that have another type."""
+    """Return the names of the columns whose type is not among the expected types. Missing columns are left out."""
     return [name for name, types in expected.items() if name in found and found[name].type not in types]
 
 
 def shown(types: tuple[str, ...]) -> str:
-    """Format the types that a column may have."""
+    """Format the supported types of a column for an error text."""
     return " or ".join(sorted(types))
 
 
 def alter(
     table: sql.Identifier, found: Mapping[str, FoundColumn], expected: Mapping[str, tuple[str, ...]], *, is_native: bool
 ) -> str | None:
-    """Return notes, a colon, and the statements that give all columns a supported type. None if a type cannot be
-    converted."""
+    """Return a text for operators: notes, a colon, and the statements that give all columns a supported type. Return
+    None if a column's type cannot be converted."""
     clauses: list[str] = []
     notes: list[str] = []
     functions: dict[str, str] = {}
@@ -98,7 +100,8 @@ def _clauses(column: str, target: str, using: str, found: FoundColumn, default: 
 
 
 def _using(name: str, kind: str, target: str, *, is_native: bool) -> str | None:
-    """Return the expression that converts a column to its new type, with {} for the column."""
+    """Return the expression that converts a column to its new type, with {} in place of the column. None if there is no
+    conversion."""
     if name == "id" and is_native:  # Postgres does not change the type of a partition key
         return None
     if target == "text":

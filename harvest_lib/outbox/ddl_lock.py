@@ -1,7 +1,7 @@
-"""The lock for the creation of an outbox's tables: of two concurrent CREATE … IF NOT EXISTS, the second can fail.
+"""The advisory lock for the creation of an outbox's tables: without it, concurrent CREATE … IF NOT EXISTS can fail.
 
-Any role that may connect can hold it forever. So it is not taken if the tables exist, and waits are bounded. The tables
-are checked before the transaction, and again under the lock.
+Any role that may connect can hold the lock forever. So it is not taken if the tables exist, and waits for it are
+bounded. Callers check whether the tables exist before their transaction, and again under the lock.
 """
 
 import time
@@ -12,13 +12,14 @@ import psycopg
 from harvest_lib.errors import DatabaseError
 
 PATIENCE_SECONDS = 30.0
-"""Limit of the wait while another session creates tables."""
+"""Longest wait for another session that creates tables."""
 
 _PAUSE_SECONDS = 0.1
 
 _TRY = "SELECT pg_try_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
 
-# A session remembers that a name was missing until it locks a relation it has not yet locked in this transaction.
+# A session caches that a table name is missing. It refreshes the cache when it locks a relation that it has not yet
+# locked in the transaction: this query makes it do so.
 _REFRESH = "SELECT FROM pg_class LIMIT 0"
 
 _HOLDERS = """
@@ -29,8 +30,9 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 
 
 
 def lock_ddl(connection: psycopg.Connection[Any], table: str) -> None:
-    """Keep other sessions from creating the tables of an outbox until the transaction ends. Callers check again which
-    tables exist. Raises DatabaseError, naming the holder of the lock, when patience ends."""
+    """Take the lock until the transaction ends: no other session creates tables of the outbox until then. Callers then
+    check again which tables exist. Raises DatabaseError, which names the holder of the lock, after
+    `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while connection.execute(_TRY, (table,)).fetchone() != (True,):
         if time.monotonic() > deadline:

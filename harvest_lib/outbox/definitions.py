@@ -1,4 +1,4 @@
-"""Comparison of a table's columns with its CREATE TABLE."""
+"""Comparison of an existing table with its current name and its CREATE TABLE statement."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ from harvest_lib.postgres.database import translated
 _COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
 
 _FORMER = {"low_watermark": "seen", "retention_hold": "holds"}
-"""Former names of columns. Renaming a column keeps its values."""
+"""Former name of each renamed column. The proposed remedy renames the column, which preserves its values."""
 
 _THERE = """
 SELECT attname::text, attnotnull FROM pg_attribute
@@ -22,7 +22,7 @@ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 
 
 def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: OutboxTable) -> None:
-    """Raise OutboxTableError if a missing table exists under its former name."""
+    """Raise OutboxTableError if `table` does not exist, but exists under its former name `former`."""
     if former.exists(connection) and not table.exists(connection):
         names = former.identifier.as_string(None), sql.Identifier(table.parts[-1]).as_string(None)
         raise OutboxTableError(
@@ -34,8 +34,8 @@ def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: 
 
 
 def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, create: str) -> None:
-    """Raise OutboxTableError if an existing table lacks a column of the statement `create`, or allows nulls in a column
-    that is NOT NULL there."""
+    """Raise OutboxTableError if a table lacks a column of the statement `create`, or allows nulls in a column that is
+    NOT NULL in `create`. Does nothing if the table does not exist."""
     with translated():
         there = dict(connection.execute(_THERE, (str(table),)).fetchall())
     name = table.identifier.as_string(None)

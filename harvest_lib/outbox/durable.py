@@ -1,7 +1,7 @@
-"""Check for UNLOGGED tables and an UNLOGGED sequence of ids, which a crash of the server would empty.
+"""Check for UNLOGGED tables and an UNLOGGED sequence, which a crash of the server would empty or reset.
 
-Postgres does not write them to its log, so it empties them when it starts after a crash. Committed records that are not
-delivered would be lost, positions and parked records too, and ids would begin again.
+Postgres does not write UNLOGGED relations to its WAL, so it empties them when it starts after a crash. Positions,
+parked records and undelivered committed records would be lost, and the sequence would give out ids again.
 """
 
 from typing import Any
@@ -29,8 +29,8 @@ WHERE o.oid = to_regclass(%(table)s) ORDER BY 2, 1
 
 
 def require_durable(connection: psycopg.Connection[Any], table: str) -> None:
-    """Raise OutboxTableError if a crash of the server would empty the table, a segment or a side table, or reset the
-    sequence. `table` is quoted as in SQL. Raises DatabaseError."""
+    """Raise OutboxTableError if the table, a segment, a side table or the sequence is UNLOGGED. `table` is the quoted
+    name of the outbox. Raises DatabaseError if the query fails."""
     with translated():
         found = connection.execute(_UNLOGGED, {"table": table, "beside": list(_BESIDE)}).fetchall()
     if found:

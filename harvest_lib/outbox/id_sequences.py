@@ -1,8 +1,8 @@
-"""The sequence of a table's ids: options that make it unfit, and its end.
+"""Checks of the sequence of a table's ids: for unsuitable options, and for its end.
 
-Ids in lots (CACHE, INCREMENT) or repeated ids (CYCLE) do not follow the order of commits: records of a key would be
-sent out of order. A sequence at its end refuses every INSERT of the application; `end` reports it while there is time
-to change the sequence.
+If a sequence reserves ids in blocks (CACHE, INCREMENT) or repeats them (CYCLE), ids do not follow the order of commits,
+and records of a key would be sent out of order. After the last id of a sequence, every INSERT of the application fails;
+`end` reports this in advance, while there is time to change the sequence.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.postgres.database import translated
 
 _NEAR = 0.8
-"""Share of ids given out from which on the end is near."""
+"""Share of all ids: `end` reports a sequence that has given out at least this share."""
 
 _BIGGEST = 2**63 - 1
 _LARGEST = {"smallint": 2**15 - 1, "integer": 2**31 - 1, "bigint": _BIGGEST}
 
-# The sequence owned by the column, and a sequence that its default uses.
+# Finds the sequence that the column owns, and any sequence that the default of the column uses.
 _FOUND = """
 SELECT q.seqrelid::regclass::text, q.seqcache, q.seqincrement, q.seqcycle, format_type(q.seqtypid, NULL), q.seqmax,
        format_type(c.atttypid, NULL),
@@ -42,7 +42,7 @@ ORDER BY q.seqrelid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsEnd:
-    """Ids that will end: cause, evidence and remedy."""
+    """The report that a sequence will run out of ids: cause, evidence and remedy."""
 
     cause: str
     evidence: str
@@ -64,7 +64,7 @@ class _Found:
 
     @property
     def unfit(self) -> list[tuple[str, str]]:
-        """Options that take ids out of the order of commits, with the clause that corrects each."""
+        """Options because of which ids do not follow the order of commits, each with the clause that corrects it."""
         found = []
         if self.cache > 1:
             found.append((f"CACHE {self.cache}", "CACHE 1"))
@@ -77,14 +77,14 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class IdSequences:
-    """The sequences of a table's column of ids: usually one sequence, none if writers set ids. `table` is quoted as in
-    SQL."""
+    """The sequences of a table's id column: usually a single sequence, or none if writers set the ids. `table` is the
+    table's quoted name."""
 
     table: str
     column: str = "id"
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if the sequence gives out ids in lots or repeats them."""
+        """Raise OutboxTableError if a sequence reserves ids in blocks or repeats them."""
         for each in self._find(connection):
             if not each.unfit:
                 continue
@@ -103,7 +103,7 @@ class IdSequences:
             )
 
     def end(self, connection: psycopg.Connection[Any]) -> IdsEnd | None:
-        """Return why ids will end: a sequence smaller than its column, or near its end. None if they last."""
+        """Return a report if a sequence ends before its column does, or is near its end; else None."""
         for each in self._find(connection):
             room = min(each.maximum, _LARGEST.get(each.column_type, _BIGGEST))
             given = self._given_out(connection, each)
@@ -127,7 +127,8 @@ class IdSequences:
         return None
 
     def _given_out(self, connection: psycopg.Connection[Any], found: _Found) -> int | None:
-        """Return the last id of the sequence, or of the table if the sequence is not readable, or None."""
+        """Return the last id that the sequence gave out; the highest id in the table if this role may not read the
+        sequence; or None if it may read neither."""
         of_sequence = sql.SQL("SELECT last_value FROM {}").format(sql.Identifier(found.schema, found.relation))
         of_table = sql.SQL("SELECT max({}) FROM {}").format(sql.Identifier(self.column), sql.SQL(self.table))
         with suppress(DatabaseAccessDenied), translated():

@@ -1,8 +1,8 @@
-"""Identity of an outbox: the oid of a table in a database of a server, independent of name and schema.
+"""Identity of an outbox, independent of its name and schema: server, database and table.
 
-The identity is (system identifier, oid of the database, oid of the table), spelled `7421…/5/16400`. A table keeps it
-when it is renamed or moved to another schema. `harvest migrate` turns the old table into a segment of the new table:
-the identity counts as unchanged.
+The identity is (system identifier, oid of the database, oid of the table), written as `7421…/5/16400`. It does not
+change when the table is renamed or moved to another schema. After `harvest migrate`, which turns the old table into a
+segment of a new table, the identity of the old table still counts as that outbox.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _SAVED = "SELECT checkpoint FROM {} WHERE subscription = %s AND checkpoint IS NO
 
 @dataclass(frozen=True, slots=True)
 class OutboxIdentity:
-    """The identity of an outbox."""
+    """The identity of an outbox: system identifier, oid of the database, oid of the table."""
 
     system: str
     database: int
@@ -37,7 +37,7 @@ class OutboxIdentity:
 
     @classmethod
     def parse(cls, text: str) -> "OutboxIdentity":
-        """Parse the text that `str` makes. Raises ValueError for anything else."""
+        """Parse the text that `str` returns. Raises ValueError for any other text."""
         system, database, table = text.split("/")
         return cls(system, int(database), int(table))
 
@@ -46,21 +46,22 @@ class OutboxIdentity:
 
 
 def database_of(connection: psycopg.Connection[Any]) -> str:
-    """Return the identity of the database: the first two parts of each table's identity."""
+    """Return the identity of the database: the first two parts of the identity of every table in it."""
     with translated():
         (row,) = connection.execute(_DATABASE)
     return f"{row[0]}/{row[1]}"
 
 
 def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> OutboxIdentity:
-    """Return the identity of a table. Raises OutboxTableError if it is missing or hidden."""
+    """Return the identity of a table. Raises OutboxTableError if the table is missing, or hidden from this role."""
     with translated():
         (row,) = connection.execute(_IDENTITY, (outbox.as_string(None),))
     return OutboxIdentity(*row)
 
 
 def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity) -> str:
-    """Return how a checkpoint's outbox differs from the present outbox: `server`, `table`, or empty."""
+    """Compare the outbox in a checkpoint with the outbox `now`. Return `server` or `table` for what differs, or an
+    empty text if the checkpoint belongs to the outbox."""
     before = _identity_in(saved, now)
     if before.system != now.system:
         return "server"
@@ -74,7 +75,8 @@ def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], no
 
 
 def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentity:
-    """Return the identity in a checkpoint; if it is missing or unreadable, an identity that no table here has."""
+    """Return the identity in a checkpoint. If the checkpoint has no readable identity, return an identity that no table
+    of this server has."""
     try:
         return OutboxIdentity.parse(str(saved.get("identity")))
     except ValueError:
@@ -84,8 +86,8 @@ def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentit
 def check_identity(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity, subscription: str
 ) -> None:
-    """Raise ServerRegressed for a checkpoint in Postgres from another server, and CheckpointError for a checkpoint of
-    another outbox or without an identity."""
+    """Check that the checkpoint `saved`, stored in Postgres, belongs to the outbox `now`. Raise ServerRegressed if it
+    came from another server, and CheckpointError if it belongs to another outbox or has no identity."""
     different = difference(connection, saved, now)
     before = saved.get("identity", "an outbox that it does not name")
     evidence = f"it is of {before}, this outbox is {now} (system identifier/database/table)"
@@ -109,10 +111,11 @@ def check_identity(
 def check_identities(
     connection: psycopg.Connection[Any], table: sql.Identifier, outbox: sql.Identifier, subscription: str
 ) -> None:
-    """Do as `check_identity` for all shards of a subscription. `table` is the table of subscriptions."""
+    """Check the identity, as `check_identity` does, in the checkpoints of all shards of a subscription. `table` is the
+    table of subscriptions."""
     statement = sql.SQL(_SAVED).format(in_statement(table))
     with translated():
         rows = connection.execute(statement, (subscription,)).fetchall()
     for (saved,) in rows:
-        if isinstance(saved, dict):  # loading any other value reports that it is no checkpoint
+        if isinstance(saved, dict):  # any other value is reported when the checkpoint is loaded
             check_identity(connection, saved, identity_of(connection, outbox), subscription)

@@ -1,7 +1,7 @@
-"""A load for an outbox: goharvest's pump. Records of a few keys, in transactions of a few records.
+"""Load generator for an outbox, like goharvest's pump: it writes records of a few keys, a few in each transaction.
 
-A single connection writes them in successive transactions, so the ids of a key rise in the order of commits without a
-lock on the key.
+A single connection writes the transactions one after another. So the ids of a key ascend in the order of commits, even
+without a lock on the key.
 """
 
 import random
@@ -17,7 +17,8 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.record import OutboxRecord, RecordLimits
 
-# Ids are given out after the sort, so in the order of the arrays. The time is Postgres's, as for every writer.
+# Postgres draws the ids after the sort, so ids follow the order of the arrays. The time comes from Postgres' clock, as
+# for every writer.
 _INSERT = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT clock_timestamp(), %(topic)s, key, {value}, %(names)s::text[],
@@ -28,7 +29,8 @@ FROM unnest(%(keys)s::text[], %(values)s::text[]) WITH ORDINALITY AS record (key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load to write. Each record has `headers` headers: `Seq` (its number, from 0), `Header-2`, `Header-3` …"""
+    """Description of the records to write. Each record has `headers` headers: `Seq` (the record's number, from 0),
+    `Header-2`, `Header-3` …"""
 
     topic: str
     keys: int
@@ -36,11 +38,11 @@ class Load:
     records: int
     per_transaction: int = 20
     interval_seconds: float = 0.0
-    """Pause after each transaction but the last."""
+    """Pause after each transaction except the last."""
     blank: bool = False
     """Write records without a value (NULL, a tombstone in Kafka)."""
     value_chars: int | None = None
-    """Length of each value; by default the length of `value-` and a random number of 64 bits in hex."""
+    """Length of each value in characters. By default a value is `value-` and a random 64-bit number in hex."""
     headers: int = 1
 
     def check(self) -> None:
@@ -56,10 +58,10 @@ def pump(
     dice: random.Random,
     stopping: threading.Event,
 ) -> Iterator[int]:
-    """Write a load on a connection in autocommit; yield the number of committed records after each transaction.
+    """Write a load on a connection in autocommit. After each transaction, yield the number of records committed so far.
 
-    Ends early, after the present transaction, once `stopping` is set. Raises OutboxTableError at once if the outbox
-    does not exist, RecordError if the topic's name is not legal.
+    If `stopping` is set, end after the current transaction. Before it writes, raise OutboxTableError if the outbox does
+    not exist, and RecordError if the topic's name is not legal.
     """
     load.check()
     table.check_columns(connection)

@@ -18,10 +18,11 @@ _REHEARSED = {
 
 
 def rehearse_marks(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    """Mark and purge the first record that no other session has locked, and undo both; the record is locked meanwhile.
-    On an empty table only refusals for the whole table are found.
+    """Mark and purge the first record that no other session has locked, and roll both back. The record stays locked
+    until the rollback. On an empty table, only refusals that concern the whole table are found.
 
-    Raises OutboxTableError if a statement skips the record without an error, DatabaseError for a refusal.
+    Raises OutboxTableError if a statement skips the record without an error, and DatabaseError if Postgres refuses a
+    statement.
     """
     with translated(), connection.transaction(force_rollback=True):
         named = in_statement(table.identifier)

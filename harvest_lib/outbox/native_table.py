@@ -1,9 +1,11 @@
-"""The native table: goharvest's with the transaction that wrote each record, cut by id into segments.
+"""The native table: goharvest's columns, a column for the transaction that wrote the record, and partitions by id.
+
+The partitions are called segments.
 
 Promises
-- Writers always find a segment: the last segment, the tail, has no upper end, even without any maintenance.
-- There is no default partition: it would keep segments from being detached without stopping writers.
-- Creating changes no existing table.
+- Every id has a segment, even without any maintenance: the last segment, the tail, has no upper bound.
+- There is no default partition: with a default partition, detaching a segment would stop writers.
+- The creation of tables changes no existing table.
 """
 
 import hashlib
@@ -24,10 +26,10 @@ from harvest_lib.postgres.database import translated
 ColumnType = Literal["varchar", "text", "bytea"]
 
 DEFAULT_SEGMENT_SIZE = 10_000_000
-"""Ids in a segment: about 2 GB of records of 200 bytes."""
+"""Number of ids in a segment: about 2 GB if records have 200 bytes."""
 
 DEFAULT_AHEAD = 4
-"""Segments that are created before the sequence gives out their first id."""
+"""Number of segments with an upper bound that are kept ready before the tail, the current segment included."""
 
 _SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
 _TAIL = "tail"
@@ -35,7 +37,7 @@ _TAIL = "tail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeTable:
-    """The definition of a native table and its side tables."""
+    """The definition of a native table and its side tables, for `create_statements` and `create`."""
 
     outbox: OutboxTable
     value_type: ColumnType = "varchar"
@@ -49,7 +51,7 @@ class NativeTable:
             raise ValueError(f"a segment holds at least 1 id, and 1 is ahead: {self.segment_size}, {self.ahead}")
 
     def create_statements(self) -> Sequence[sql.Composed]:
-        """Return the DDL of a new table: single statements, in the order to run them."""
+        """Return the statements that create the table and its side tables, in the order to run them."""
         outbox = self.outbox
         return [
             sql.SQL(queries.CREATE).format(
@@ -63,7 +65,8 @@ class NativeTable:
         ]
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless a table of any kind has its name; return True if it was created."""
+        """Create the table and its side tables, unless a relation of that name exists. Return True if the table was
+        created."""
         if self.outbox.exists(connection):
             return False
         with translated(), connection.transaction():
@@ -76,8 +79,8 @@ class NativeTable:
 
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
-    """Create missing side tables of a native table, in its schema; return True if a table was created.
-    Raises OutboxTableError if an existing side table lacks a column of its definition."""
+    """Create the missing side tables of a native table, in the same schema. Return True if a table was created. Raises
+    OutboxTableError if an existing side table lacks a column of its definition."""
     placed = outbox.placed(connection)
     check_beside(connection, placed)
     if _has_all_beside(connection, placed):
@@ -85,7 +88,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
     check_former_names(connection, placed)
     with translated(), connection.transaction():
         lock_ddl(connection, str(outbox))
-        if _has_all_beside(connection, placed):  # CREATE would require a privilege that is not needed then
+        if _has_all_beside(connection, placed):  # even CREATE … IF NOT EXISTS requires the privilege to create
             return False
         for statement in beside_statements(placed):
             connection.execute(statement)
@@ -100,7 +103,7 @@ def check_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> No
 
 
 def check_former_names(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError if a missing side table exists under its former name."""
+    """Raise OutboxTableError if a side table is missing, but exists under its former name."""
     check_name(connection, outbox.parked_ids, beside(outbox, "_set_aside"))
 
 
@@ -113,7 +116,7 @@ def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) ->
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL of a native table's side tables."""
+    """Return the statements that create the side tables of a native table."""
     return [
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
@@ -124,15 +127,16 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 
 def index_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the index that finds committed records."""
+    """Return the statement that creates the index on (transaction_id, id), by which sources find new records."""
     name = shortened(outbox.parts[-1], "_transaction_id_idx")
     return sql.SQL(queries.INDEX).format(index=sql.Identifier(name), table=outbox.identifier)
 
 
 def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int) -> list[sql.Composed]:
-    """Return the DDL of `count` segments of `size` ids from id `first` on, and of the tail behind them.
+    """Return the statements that create `count` segments of `size` ids each, from id `first` on, and the tail after
+    them.
 
-    A segment from 0 takes lower ids too, so every id has a segment.
+    A segment that begins at 0 also contains all lower ids, so every id has a segment.
     """
     lowers = [first + number * size for number in range(count)]
     statements = [segment_statement(outbox, lower, lower + size) for lower in lowers]
@@ -140,17 +144,17 @@ def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int
 
 
 def segment_statement(outbox: OutboxTable, lower: int, upper: int) -> sql.Composed:
-    """Return the DDL of a segment."""
+    """Return the statement that creates the segment of the ids from `lower` up to, but not including, `upper`."""
     return _segment(outbox, segment_of(outbox, lower), lower, upper)
 
 
 def segment_of(outbox: OutboxTable, lower: int) -> OutboxTable:
-    """Name the segment that begins with an id."""
+    """Return the name of the segment that begins with the id `lower`."""
     return beside(outbox, f"_from_{lower}")
 
 
 def tail_of(outbox: OutboxTable) -> OutboxTable:
-    """Name the segment without an upper end."""
+    """Return the name of the tail, the segment without an upper bound."""
     return beside(outbox, f"_{_TAIL}")
 
 
@@ -164,12 +168,13 @@ def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int |
 
 
 def beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
-    """Return the side table of an outbox with this suffix."""
+    """Return the name of an outbox's side table: the outbox's name with this suffix, in the same schema."""
     return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], suffix)))
 
 
 def shortened(name: str, suffix: str) -> str:
-    """Append a suffix to a name; a hash replaces the end of a name that would be too long."""
+    """Append a suffix to a name. If the result would be too long for Postgres, replace the end of the name by a
+    hash."""
     if len((name + suffix).encode()) <= LONGEST_NAME_BYTES:
         return name + suffix
     end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"

@@ -1,4 +1,4 @@
-"""The definition of the native table and its side tables, version 1. Braces stand for quoted names."""
+"""DDL of the native table and its side tables, version 1. Names in braces are replaced by quoted names."""
 
 CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -38,9 +38,10 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
   PRIMARY KEY (subscription, shard)
 )"""
 
-# Segments that the sequence has passed. `writers`: virtual transactions that could still write into the segment when
-# the sequence passed it. `open_then`: the snapshot of that moment, and after the closing the snapshot of the closing.
-# `files`: the files of the sequence and the segment.
+# A row for each segment that the sequence has passed. `writers`: virtual transactions that could still write into the
+# segment when it was first seen as passed. `open_then`: the snapshot of that moment; when the segment is closed, it
+# becomes the snapshot of the closing. `files`: the filenodes of the sequence and the segment. `leaving`: a drop has
+# begun.
 SEGMENTS = """\
 CREATE TABLE IF NOT EXISTS {segments} (
   segment   TEXT PRIMARY KEY,
@@ -52,8 +53,8 @@ CREATE TABLE IF NOT EXISTS {segments} (
   leaving   BOOLEAN NOT NULL DEFAULT false
 )"""
 
-# The records themselves stay in the outbox: other subscriptions may still read them. The transaction id distinguishes
-# a record from a later record of the same id.
+# The table lists ids only. The records stay in the outbox, where other subscriptions may still read them. The
+# transaction id distinguishes a record from a later record with the same id.
 PARKED_IDS = """\
 CREATE TABLE IF NOT EXISTS {parked_ids} (
   subscription TEXT NOT NULL,

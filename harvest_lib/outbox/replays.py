@@ -1,8 +1,8 @@
-"""Replays: subscriptions that begin with records delivered before them, in the table `<outbox>_replays`.
+"""Replays, listed in the table `<outbox>_replays`: subscriptions that first receive records delivered in the past.
 
-A subscription that has a row here is *filled*: all records that its snapshot saw go to other topics. It is not
-harvested until the filling is noted as done. Then its harvester continues from the snapshot, into the same topics: both
-read the names of topics here, so they cannot disagree.
+A replay *fills* a subscription: it sends all records that a snapshot sees to other topics. No harvester delivers the
+subscription until its row here is marked as filled. Then a harvester continues from the snapshot, into the same topics.
+Replay and harvester both read the names of the topics from this table, so they cannot disagree.
 """
 
 from collections.abc import Mapping
@@ -50,9 +50,9 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxReplay:
-    """A replay that fills a subscription. `topics`: target topics, by the topics in the records. `parts`: the number of
-    parts that keys are divided into. `sender`: the sender's id. `snapshot`: where the harvester continues, with its
-    server, once it is known."""
+    """A replay that fills a subscription. `topics` maps the topic in a record to the topic that receives it. `parts` is
+    the number of parts that keys are divided into. `sender` identifies the sender of the replay. `snapshot` is the
+    snapshot, with its server, from which the harvester continues; None until it is stored."""
 
     subscription: str
     topics: Mapping[str, str]
@@ -64,7 +64,7 @@ class OutboxReplay:
 
     @property
     def topic(self) -> sql.Composable:
-        """Return the expression that takes the place of `kafka_topic`."""
+        """SQL expression for the topic a record is sent to; it replaces the column `kafka_topic`."""
         cases = [
             sql.SQL(" WHEN {} THEN {}").format(in_statement(sql.Literal(one)), in_statement(sql.Literal(other)))
             for one, other in sorted(self.topics.items())
@@ -74,12 +74,13 @@ class OutboxReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """The replays of an outbox. All calls raise DatabaseError."""
+    """The replays of an outbox. All calls raise DatabaseError if the database fails."""
 
     outbox: OutboxTable
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the table, readable for all roles that read the subscriptions. Needs the owner's rights."""
+        """Create the table of replays, and grant SELECT on it to all roles that have SELECT on the table of
+        subscriptions. Needs the owner's rights."""
         self._execute(connection, _CREATE)
         readers = self._execute(connection, _READERS, str(self.outbox.subscriptions)).fetchall()
         for (reader,) in readers:
@@ -99,15 +100,17 @@ class Replays:
     def begin(
         self, connection: psycopg.Connection[Any], subscription: str, topics: Mapping[str, str], parts: int
     ) -> None:
-        """Note that a subscription is to be filled, unless it is noted: from now on it is not harvested."""
+        """Add the replay of a subscription, unless there is one already. From now on no harvester delivers the
+        subscription, until the replay is filled."""
         self._execute(connection, _INSERT, subscription, Jsonb(dict(topics)), parts)
 
     def anchor(self, connection: psycopg.Connection[Any], subscription: str, snapshot: str) -> None:
-        """Note the snapshot that the subscription is filled up to, unless a snapshot is noted."""
+        """Store the snapshot up to which the replay fills the subscription, unless a snapshot is stored already."""
         self._execute(connection, _ANCHOR, snapshot, subscription)
 
     def filled(self, connection: psycopg.Connection[Any], replay: OutboxReplay) -> None:
-        """Note that the topics are filled, so the subscription may be harvested; CheckpointError if it was given up."""
+        """Mark the replay as filled, so that a harvester may deliver the subscription. Raises CheckpointError if the
+        replay was removed in the meantime."""
         if not self._execute(connection, _FILLED, replay.subscription, replay.sender).rowcount:
             raise CheckpointError(
                 f"the replay {replay.subscription!r} was given up while it went on",
@@ -117,12 +120,13 @@ class Replays:
             )
 
     def forget(self, connection: psycopg.Connection[Any], subscription: str) -> None:
-        """Forget the replay of a subscription, if any."""
+        """Delete the row of a subscription's replay, if there is one."""
         if self.outbox.replays.exists(connection):
             self._execute(connection, _FORGET, subscription)
 
     def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> OutboxReplay | None:
-        """Return the replay that filled a subscription, or None. Raises CheckpointError while it goes on."""
+        """Return the replay that filled a subscription, or None if the subscription has no replay. Raises
+        CheckpointError if the replay is not filled yet."""
         replay = self.get(connection, subscription)
         if replay is not None and replay.filled_at is None:
             raise CheckpointError(

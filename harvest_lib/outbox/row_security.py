@@ -1,10 +1,11 @@
-"""Row-level security: checks that it hides no rows of a table from this role, and guards that make a query fail if so.
+"""Row-level security: checks that policies hide no rows of a table from this role, and guards for later queries.
 
-A row that a policy hides looks like a missing row. A reader that remembers its position skips such rows permanently. So
-a reader begins only if it sees all rows, and gets an error from Postgres when that changes: `row_security = off` turns
-a query that a policy would filter into an error. The setting would also refuse policies that show all rows: in this
-case each statement checks the policies itself. By then it holds its lock on the table, which a change of a policy
-needs: it sees exactly the policies that filter its rows.
+A reader cannot distinguish a row that a policy hides from a missing row. A reader that stores its position would skip
+such rows permanently. So a reader begins only if it sees all rows, and gets an error from Postgres as soon as that
+changes. Usually `row_security = off` provides the error: a query that a policy would filter then fails. But the setting
+also refuses policies that show all rows. If such policies exist, each statement contains a guard that checks the
+policies. The statement already holds its lock on the table, and a change of a policy needs that lock: so the guard sees
+exactly the policies that filter the statement's rows.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ p.polrelid = c.oid AND p.polcmd IN ('*', of.command) AND EXISTS (
 )
 """
 
-# Permissive policies add rows, so a policy that is always true shows all; restrictive policies take rows away.
+# Permissive policies add rows, so a single permissive policy that is always true shows all rows. Restrictive policies
+# remove rows.
 _HIDING = f"""
 row_security_active(c.oid) AND (
   NOT EXISTS (
@@ -49,8 +51,8 @@ WHERE row_security_active(c.oid) AND (
 GROUP BY c.oid ORDER BY 1
 """  # noqa: S608 - as above
 
-# The cast of a text that is no number is an error that quotes the text. An OFFSET is evaluated even where the plan
-# reads nothing, because no policy shows a row.
+# Casting a text that is not a number to int raises an error that quotes the text. The cast is in an OFFSET, because
+# Postgres evaluates an OFFSET even if the plan reads no rows since no policy shows any.
 _GUARD = f"""
 OFFSET coalesce((
   SELECT string_agg({{words}} || ' in ' || c.oid::regclass, '; ')
@@ -67,8 +69,9 @@ def check_all_rows(
     *,
     segments: bool = False,
 ) -> bool:
-    """Raise DatabaseAccessDenied if row-level security hides rows of a table from this role, or could; return True if
-    it is in force for this role. Missing tables are passed over. `segments`: check partitions too."""
+    """Raise DatabaseAccessDenied if row-level security hides rows of a table from this role, or could hide rows. Return
+    True if row-level security applies to this role on any of the tables. Missing tables are ignored. `segments`: check
+    the partitions of the tables too."""
     values = {
         "tables": [each.as_string(None) for each in tables],
         "commands": [_SPELLED[each] for each in commands],
@@ -85,9 +88,9 @@ def check_all_rows(
 def require_all_rows(
     connection: psycopg.Connection[Any], tables: Sequence[sql.Identifier], commands: Sequence[Command] = ("SELECT",)
 ) -> sql.Composable | None:
-    """Do as `check_all_rows`, and make later queries on this connection fail rather than miss rows.
+    """Check tables as `check_all_rows` does, and make later queries on this connection fail instead of missing rows.
 
-    Returns the guard that later statements need (`guarded`), None if they need none.
+    Return the guard to add to later statements with `guarded`, or None if the connection's setting suffices.
     """
     if not check_all_rows(connection, tables, commands):
         with translated():
@@ -97,7 +100,7 @@ def require_all_rows(
 
 
 def all_rows_guard(tables: Sequence[sql.Identifier], commands: Sequence[Command] = ("SELECT",)) -> sql.Composed:
-    """Return the guard that makes a statement fail unless this role sees all rows of the tables."""
+    """Return a guard: SQL that makes a statement fail unless this role sees all rows of the tables."""
     names = [in_statement(sql.Literal(each.as_string(None))) for each in tables]
     return sql.SQL(_GUARD).format(
         words=sql.Literal(HIDDEN_ROWS),
@@ -107,7 +110,8 @@ def all_rows_guard(tables: Sequence[sql.Identifier], commands: Sequence[Command]
 
 
 def guarded(statement: sql.Composed, guard: sql.Composable | None) -> sql.Composed:
-    """Return a query, or a change that returns rows, under a guard, which has each % doubled."""
+    """Return the statement with a guard added; without a guard, the statement unchanged. The statement must return
+    rows, and must have each % doubled, as the guard has."""
     if guard is None:
         return statement
     return sql.SQL("WITH guarded AS ({}) SELECT * FROM guarded {}").format(statement, guard)

@@ -1,7 +1,7 @@
-"""Changes of a table in use. All sessions wait for their lock, so it is requested and held for short times only.
+"""Changes of a table in use. Their lock blocks all other sessions, so they wait for it and hold it only briefly.
 
-Promise: a writer waits at most `lock_timeout` for a change that waits for its lock, and between two attempts all
-queued sessions continue.
+Promise: if a change waits for its lock, a writer waits behind it for at most `lock_timeout`. Between two attempts of
+the change, all waiting sessions continue.
 """
 
 import random
@@ -19,7 +19,7 @@ from harvest_lib.postgres.database import translated
 
 LOCK_TIMEOUT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
-"""Limit of all attempts at a change before it gives up."""
+"""Longest time for which a change is attempted again before it fails."""
 
 _PAUSE_SECONDS = 0.5
 _SHOWN = 5
@@ -31,7 +31,7 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%(table
   AND l.pid IS DISTINCT FROM pg_backend_pid()
 GROUP BY 1 ORDER BY min(a.xact_start) NULLS FIRST
 """
-"""Sessions that hold the lock, the oldest transaction first: it is the likely obstacle."""
+"""Query for the sessions that hold a lock on the table. The oldest transaction, the likely obstacle, comes first."""
 
 _SNAPSHOTS = """
 SELECT 'pid ' || pid || coalesce(' (' || state || ')', '') || ', by its snapshot' FROM pg_stat_activity
@@ -39,7 +39,8 @@ WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_ba
 ORDER BY xact_start NULLS FIRST
 """
 
-# Not the waiting function: its statement would have a snapshot, and CREATE INDEX CONCURRENTLY waits for each snapshot.
+# This function does not wait. A statement that waits would keep its snapshot, and CREATE INDEX CONCURRENTLY waits for
+# all older snapshots.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
 
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest changes ' || %s, 0))"
@@ -51,9 +52,9 @@ Result = TypeVar("Result")
 def exclusively(
     connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float = PATIENCE_SECONDS
 ) -> Iterator[None]:
-    """Keep other commands from changing the segments of this table. Calls of the same session may be nested.
+    """Prevent other commands from changing the segments of this table. Calls of the same session may be nested.
 
-    Raises DatabaseError if another command changes them for longer than the patience.
+    Raises DatabaseError if another command is still changing the segments after `patience_seconds`.
     """
     deadline, name = time.monotonic() + patience_seconds, (str(table),)
     with translated():
@@ -81,10 +82,11 @@ def with_short_locks(
     in_transaction: bool = True,
     waits_for_snapshots: bool = False,
 ) -> Result:
-    """Run a change in a transaction, again until it gets its locks within the lock timeout.
+    """Run a change in a transaction, and repeat it until it gets its locks within the lock timeout.
 
-    It must be correct when it begins again after a lock was refused. Raises DatabaseError when patience ends, naming
-    the sessions that hold the table; if the change `waits_for_snapshots`, also sessions with a snapshot.
+    The change must allow a repetition from the start after a lock was refused. After `patience_seconds`, raises a
+    DatabaseError that names the sessions with a lock on the table and, if `waits_for_snapshots`, the sessions with a
+    snapshot.
     """
     deadline = time.monotonic() + patience_seconds
     while True:

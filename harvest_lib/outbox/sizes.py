@@ -1,6 +1,6 @@
-"""Disk usage of an outbox and of its database: by the lengths of files, without reading a row.
+"""Disk usage of an outbox and of its database, measured by file sizes: no row is read.
 
-SQL does not report the free space of the disk. For a warning, configure a limit of the database's size:
+SQL cannot report the free space of the disk. To get a warning, configure a limit for the size of the database:
 `databaseLimitBytes`.
 """
 
@@ -27,19 +27,19 @@ _DATABASE = "SELECT pg_database_size(current_database())"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Bytes, indexes included: of all segments, and of the whole database. None if this role may not read the size, or
-    the query takes too long."""
+    """Sizes in bytes, indexes included: `outbox` of all segments, `database` of the whole database. `database` is None
+    if this role may not read it, or if the query takes too long."""
 
     outbox: int
     database: int | None
 
 
 def read_sizes(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sizes:
-    """Return the present sizes. `outbox` is named with its schema."""
+    """Return the current sizes. `outbox` must include its schema."""
     with translated():
         found = connection.execute(_OUTBOX, {"table": str(outbox)}).fetchone()
     database = None
-    with suppress(DatabaseAccessDenied, DatabaseUnavailable), translated():  # unavailable: it takes too long
+    with suppress(DatabaseAccessDenied, DatabaseUnavailable), translated():  # DatabaseUnavailable: a timeout
         row = connection.execute(_DATABASE).fetchone()
         database = row[0] if row is not None else None
     return Sizes(outbox=found[0] or 0 if found is not None else 0, database=database)

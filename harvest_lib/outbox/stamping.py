@@ -1,14 +1,14 @@
-"""The trigger that gives each row the transaction that writes it here, whatever the INSERT sets.
+"""The trigger that sets a new row's `transaction_id` to the inserting transaction, whatever id the INSERT contains.
 
-A row's `transaction_id` comes from the column's default. An INSERT … SELECT or a COPY of old rows brings ids of
-transactions that every subscription has passed: such a row would never be delivered. The trigger replaces the id. For a
-row with the right id it costs a comparison, as its function is not called; a COPY inserts row by row, as with any
-trigger of this kind.
+Usually the default of the column sets `transaction_id`. But an INSERT … SELECT or a COPY of old rows contains ids of
+transactions that every subscription has already read: such rows would never be delivered. The trigger replaces these
+ids. For a row with the right id, the trigger costs a comparison, and does not call its function. With it, as with any
+BEFORE INSERT trigger, a COPY inserts row by row.
 
-Rows of Postgres's logical replication fire no trigger, unless it is enabled ALWAYS. Rows of any other session with
-`session_replication_role = replica` fire none either, and the catalogue has no trace of them. Replicated rows stay
-unchanged for `harvest subscriptions move`, which needs the numbers of the old server. They cannot be harvested
-meanwhile: `check_replication` refuses it.
+Rows that Postgres' logical replication inserts fire a trigger only if it is enabled ALWAYS. The same applies to any
+other session with `session_replication_role = replica`, which leaves no trace in the catalogue. Replicated rows keep
+the ids of the old server, since `harvest subscriptions move` needs them. Until that command has run, these rows cannot
+be harvested: `check_replication` raises an error.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from harvest_lib.postgres.database import translated
 TRIGGER = "harvest_stamp"
 
 _NAMED = 3
-"""Number of tables that an error names."""
+"""Maximum number of tables that an error lists by name."""
 
 _CREATE_FUNCTION = """\
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS
@@ -36,7 +36,7 @@ _CREATE_TRIGGER = """\
 CREATE TRIGGER {trigger} BEFORE INSERT ON {outbox} FOR EACH ROW
 WHEN (NEW.transaction_id IS DISTINCT FROM pg_catalog.pg_current_xact_id()) EXECUTE FUNCTION {function}()"""
 
-# The outbox and its segments: replication may write into either.
+# The outbox and its segments. Replication may write into the outbox or directly into a segment.
 _TABLES = """
 WITH tables AS (
   SELECT to_regclass(%(outbox)s)::oid AS oid
@@ -44,7 +44,8 @@ WITH tables AS (
 )
 """
 
-# The owner, the tables where the trigger is missing or does not fire, and whether it fires for replicated rows.
+# Columns: whether this role has the owner's rights, the owner, the tables where the trigger is missing or disabled, and
+# whether the trigger fires for replicated rows.
 _STATE = f"""{_TABLES}, states AS (
   SELECT tables.oid, max(tgenabled::text) AS enabled
   FROM tables LEFT JOIN pg_trigger ON tgrelid = tables.oid AND tgname = %(trigger)s
@@ -77,7 +78,7 @@ def function_of(outbox: OutboxTable) -> OutboxTable:
 
 
 def stamp_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL of the trigger for a native table without it."""
+    """Return the statements that create the trigger and its function on a native table that lacks the trigger."""
     names = {
         "function": function_of(outbox).identifier,
         "outbox": outbox.identifier,
@@ -87,7 +88,8 @@ def stamp_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 
 def unstamped(connection: psycopg.Connection[Any], outbox: OutboxTable) -> OutboxTableError | None:
-    """Return the error, or None, for an outbox or segment without a trigger that fires: rows may be passed over."""
+    """Return an error if the outbox or a segment has no enabled trigger, so that rows may never be delivered; else
+    None."""
     _, owner, without, _ = _state(connection, outbox)
     if not without:
         return None
@@ -108,9 +110,10 @@ def _few(tables: Sequence[str]) -> str:
 def add_stamp(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> bool | None:
-    """Make the trigger unless the native table has it; return True if it was made, None if only the owner may.
+    """Create the trigger on a native table. Return True if it was created, False if it exists already, and None if it
+    is missing but this role is not the owner.
 
-    Writers wait as for any short lock. Needs a connection in autocommit.
+    Writers wait only as long as `short_locks` allows. Needs a connection in autocommit.
     """
     placed = outbox.placed(connection)
     is_owner, _, without, was_always = _state(connection, placed)
@@ -133,7 +136,7 @@ def add_stamp(
 
 
 def check_replication(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError while logical replication writes rows that a subscription would pass over."""
+    """Raise OutboxTableError if logical replication is writing rows that subscriptions would never deliver."""
     with translated():
         row = connection.execute(_REPLICATED, {"outbox": str(outbox)}).fetchone()
     if row is None:
@@ -150,7 +153,8 @@ def check_replication(connection: psycopg.Connection[Any], outbox: OutboxTable) 
 
 
 def _always_statements(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[str]:
-    """Return the statements that make the trigger fire for replicated rows, also in existing segments."""
+    """Return the statements that enable the trigger ALWAYS, on the outbox and on all segments: it then fires for
+    replicated rows too."""
     with translated():
         tables = connection.execute(_ALWAYS, {"outbox": str(outbox)}).fetchall()
     return [f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {TRIGGER}" for (table,) in tables]

@@ -1,11 +1,12 @@
-"""Subscribers in plain SQL: a table of positions, and statements to poll and advance, without `harvest`."""
+"""SQL for subscribers that do not run `harvest`: a table of positions, and statements to poll and to advance."""
 
 from psycopg import sql
 
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.outbox.table import OutboxTable
 
-# Parameters are spelled for psql. `publication_id` is compared with the layout's column for it, or with the topic.
+# Parameters are written as variables of psql. `publication_id` is compared with the column that `columns` configures
+# as the topic.
 _TEMPLATE = """\
 -- Subscribers of {table} in plain SQL. The variables, :'name', are psql's; in a program bind them.
 --
@@ -59,7 +60,7 @@ COMMIT;
 
 
 def subscribers_sql(outbox: OutboxTable, mapping: ColumnMapping | None = None) -> str:
-    """Return the statements for an outbox, with a table `subscribers` in its schema."""
+    """Return the SQL for an outbox. The table of positions is `subscribers`, in the schema of the outbox."""
     columns = mapping or ColumnMapping(headers={})
     subscribers = OutboxTable((*outbox.parts[:-1], "subscribers"))
     named = {"key": columns.kafka_key, "value": columns.kafka_value, **columns.headers}

@@ -1,4 +1,4 @@
-"""The outbox table by name: its definition, and the check of its columns."""
+"""The outbox table, referred to by its name: the names of its side tables, its DDL, and checks of its columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_column_privilege(to_regclass(%(table)s), 'leader_id', 'UPDATE'), current_user
 """
 
-# Postgres passes over a table in a schema of the search path without USAGE, as if the table did not exist.
+# Without USAGE on a schema of the search path, Postgres ignores the tables in it, as if they did not exist.
 _HIDDEN = """
 SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname IN (
@@ -55,18 +55,18 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 LONGEST_NAME_BYTES = 63
 
 _NEVER_NULL = ("id", "kafka_topic", "kafka_header_keys", "kafka_header_values")
-"""A record with a null in such a column can be neither delivered nor parked by its topic."""
+"""Columns that must be NOT NULL: a record with a null in any of them can be neither delivered nor parked."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxTable:
-    """A table's name: an identifier, with or without its schema. Identifiers are always quoted, never interpolated."""
+    """The name of a table, with or without its schema. Statements always contain the name as a quoted identifier."""
 
     parts: tuple[str, ...]
 
     @classmethod
     def parse(cls, name: str) -> "OutboxTable":
-        """Read `table` or `schema.table`. A schema in double quotes may have dots, as in SQL: `"my.app".outbox`."""
+        """Parse `table` or `schema.table`. A schema in double quotes may contain dots, as in SQL: `"my.app".outbox`."""
         return cls(name_parts(name))
 
     @property
@@ -116,9 +116,9 @@ class OutboxTable:
         return OutboxTable((*self.parts[:-1], last))
 
     def refuse_hidden(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise DatabaseAccessDenied if the table exists in a schema that this role may not use."""
+        """Raise DatabaseAccessDenied if the table exists in a schema of the search path that this role may not use."""
         if len(self.parts) > 1:
-            return  # Postgres reports it itself
+            return  # for a name with a schema, Postgres itself reports the missing privilege
         with translated():
             row = connection.execute(_HIDDEN, (self.parts[-1],)).fetchone()
         if row is not None:
@@ -129,7 +129,7 @@ class OutboxTable:
             )
 
     def beside(self, connection: psycopg.Connection[Any], name: Beside) -> "OutboxTable | None":
-        """Return a side table if it exists; None also where its name would be too long."""
+        """Return a side table if it exists; None if it does not exist, or if its name would be too long."""
         try:
             table: OutboxTable = getattr(self, name)
         except OutboxTableError:
@@ -142,7 +142,8 @@ class OutboxTable:
             return connection.execute(queries.PLACE, (str(self),)).fetchone() is not None
 
     def placed(self, connection: psycopg.Connection[Any]) -> "OutboxTable":
-        """Return the table with its schema, found by the search path. Raises OutboxTableError if it is missing."""
+        """Return the table's name with its schema, which the search path determines. Raises OutboxTableError if the
+        table does not exist."""
         with translated():
             row = connection.execute(queries.PLACE, (str(self),)).fetchone()
         if row is None:
@@ -150,8 +151,9 @@ class OutboxTable:
         return OutboxTable((row[0], row[1]))
 
     def kind(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Return the layout, goharvest's or native. Raises OutboxTableError for a missing table and for a native table
-        whose `transaction_id` has another type, and DatabaseAccessDenied for a table hidden from this role."""
+        """Return the layout of the table, `goharvest` or `native`. Raises OutboxTableError for a missing table, and for
+        a native table whose `transaction_id` has another type. Raises DatabaseAccessDenied for a table hidden from this
+        role."""
         with translated():
             row = connection.execute(queries.KIND, (str(self),)).fetchone()
         if row is None:
@@ -161,13 +163,14 @@ class OutboxTable:
         return "native" if row[0] else "goharvest"
 
     def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, FoundColumn]) -> bool:
-        """Return True for a native table whose `transaction_id` has another type: it resembles goharvest's table, where
-        records are deleted once they are delivered."""
+        """Return True for a native table whose `transaction_id` has another type than xid8. It must not be mistaken for
+        goharvest's table, whose records are deleted after their delivery."""
         kind = columns["transaction_id"].type if "transaction_id" in columns else "xid8"
         return kind != "xid8" and self.beside(connection, "segments") is not None
 
     def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
-        """Return the type of values as they are read: text (VARCHAR too) or bytea. Raises OutboxTableError."""
+        """Return the type of the column of values, `text` (for VARCHAR too) or `bytea`. Raises OutboxTableError if the
+        column does not exist."""
         with translated():
             row = connection.execute(queries.VALUE_TYPE, (str(self),)).fetchone()
         if row is None:
@@ -175,11 +178,11 @@ class OutboxTable:
         return "bytea" if row[0] == "bytea" else "text"
 
     def create_statement(self) -> sql.Composed:
-        """Return the DDL: goharvest's table, unchanged."""
+        """Return the CREATE TABLE statement of goharvest's table, as goharvest documents it."""
         return sql.SQL(_CREATE).format(table=self.identifier)
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless it exists; return True if it was created."""
+        """Create the table, with goharvest's layout, unless it exists. Return True if it was created."""
         if self._columns(connection):
             return False
         with translated(), connection.transaction():
@@ -189,7 +192,8 @@ class OutboxTable:
         return not existed
 
     def check_columns(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Return the table's kind. Raises OutboxTableError if there is no such table, or it is not an outbox."""
+        """Check the types of the columns and return the layout. Raises OutboxTableError if the table does not exist or
+        is not an outbox."""
         columns = self._columns(connection)
         is_native = self._is_damaged(connection, columns) or self.kind(connection) == "native"
         expected = column_types.NATIVE if is_native else column_types.GOHARVEST
@@ -219,7 +223,7 @@ class OutboxTable:
         )
 
     def check_native(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError unless this is a native table, which subscriptions need."""
+        """Raise OutboxTableError unless this is a native table. Subscriptions need a native table."""
         if self.check_columns(connection) != "native":
             raise OutboxTableError(
                 f"the table {self} does not name the transaction that wrote a record",
@@ -230,7 +234,7 @@ class OutboxTable:
             )
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be marked and purged."""
+        """Raise OutboxTableError or DatabaseAccessDenied if this role cannot mark and purge the table's rows."""
         self.check_columns(connection)
         self.check_sequence(connection)
         require_durable(connection, str(self))
@@ -245,11 +249,11 @@ class OutboxTable:
             )
 
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
-        """Raise OutboxTableError if the sequence gives out ids in lots or repeats them."""
+        """Raise OutboxTableError if the sequence of `column` reserves ids in blocks or repeats ids."""
         IdSequences(str(self), column).check(connection)
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, FoundColumn]:
-        """Return the columns, by name; none if there is no table."""
+        """Return the columns by name; an empty dict if the table does not exist."""
         with translated():
             found = connection.execute(_COLUMNS, (str(self),)).fetchall()
         return {

@@ -1,10 +1,13 @@
-"""Tables that Postgres reports as missing: dropped, or in a schema without USAGE, for which Postgres has the same error
-where the search path names the schema. And tables whose columns were given other types.
+"""Better errors for two cases: a table that Postgres reports as missing, and a column whose type was changed.
+
+Postgres reports a table as missing if it was dropped, and also if the role lacks USAGE on its schema and the schema
+comes from the search path.
 
 Promises
-- Revoked privileges are reported as DatabaseAccessDenied, not as a missing table. So a caller that waits for privileges
-  waits for these too. A dropped table is reported as missing.
-- A column of another type is named, with the statement that corrects it; Postgres would name a missing function.
+- A lack of USAGE is reported as DatabaseAccessDenied, not as a missing table. So a caller that waits for privileges
+  waits for USAGE too. A dropped table is reported as missing.
+- For a column of another type, the error names the column and the statement that corrects it. The error of Postgres
+  would name a missing function.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,17 +27,18 @@ _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 
 
 _STALE_PLAN = "0A000"
-"""The type of a column has changed since a statement was prepared, or another cause, which `check` does not find."""
+"""SQLSTATE `feature_not_supported`. Postgres raises it if the type of a column has changed since a statement was
+prepared. It has other causes too, for which `check` finds no error."""
 
 
 @contextmanager
 def translate_table_errors(
     conninfo: Callable[[], str], tables: Sequence[OutboxTable], check: Callable[[psycopg.Connection[Any]], object]
 ) -> Iterator[None]:
-    """Translate errors raised inside. If Postgres reports a table as missing: raise DatabaseAccessDenied if it is only
-    hidden from this role, and DatabaseUnavailable if it exists again or the server does not answer. If a statement no
-    longer fits the columns: raise the error of `check`. Queries a connection of its own, opened with the connection
-    string that `conninfo` returns."""
+    """Translate the errors that are raised inside the `with` block. If Postgres reports a table as missing, raise
+    DatabaseAccessDenied if the table is only hidden from this role, and DatabaseUnavailable if the table exists again
+    or the server does not answer. If a statement no longer fits the columns, raise the error that `check` raises. The
+    queries use a separate connection, opened with the connection string that `conninfo` returns."""
     try:
         yield
     except OutboxTableError as error:
@@ -60,12 +64,13 @@ def _check_again(
 
 
 def _ask_again(conninfo: str, tables: Sequence[OutboxTable], error: OutboxTableError) -> None:
-    """Return if a table is missing; raise if it is hidden, or exists again."""
+    """Query again whether the tables exist. Return if a table is missing. Raise DatabaseAccessDenied if a table is
+    hidden, and DatabaseUnavailable if all tables exist again."""
     with connect(conninfo) as connection:
         for table in tables:
             if _is_absent(connection, table):
                 table.refuse_hidden(connection)
-                if _is_absent(connection, table):  # otherwise the privilege was granted in between
+                if _is_absent(connection, table):  # if not, the privilege was granted in between
                     return
     raise DatabaseUnavailable(
         "a table was missing for a moment, and exists again",

@@ -1,10 +1,10 @@
-"""The way of a writer's statements to Postgres: a connection of psycopg or asyncpg, directly or through a connection
-or session of SQLAlchemy or Django's connection.
+"""Adapters that run statements on a writer's connection: of psycopg, asyncpg, SQLAlchemy (also a session) or Django.
 
-Statements take the same way as the writer's own, so errors have the same types and effects: Django's block has to be
-rolled back, SQLAlchemy gives up a lost connection.
+The statements run through the same library as the writer's own statements. So errors have the same types and effects:
+Django demands a rollback of the block, and SQLAlchemy invalidates a lost connection.
 
-This module imports neither SQLAlchemy nor Django: a caller that passes a session of SQLAlchemy has imported SQLAlchemy.
+This module does not import SQLAlchemy or Django at run time: a caller that passes a session of SQLAlchemy has imported
+SQLAlchemy already.
 """
 
 import re
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _TAKEN = "a psycopg connection, SQLAlchemy's Connection or Session over psycopg, or Django's connection to Postgres"
 _TAKEN_ASYNC = "an async connection of psycopg or asyncpg, or SQLAlchemy's AsyncConnection or AsyncSession"
 _NOT_STREAMED = {"stream_results": False}
-"""Execution options of SQLAlchemy: a connection that streams would declare a cursor for an INSERT."""
+"""Execution options of SQLAlchemy: on a connection with `stream_results`, an INSERT would become DECLARE CURSOR."""
 
 
 class Way(Protocol):
-    """Sends statements whose values are `%s`, in the writer's transaction."""
+    """Runs statements, with `%s` as placeholders, in the writer's transaction."""
 
     @property
     def driver(self) -> object:
@@ -42,7 +42,7 @@ class Way(Protocol):
 
 
 class AsyncWay(Protocol):
-    """Does as `Way` does, asynchronously."""
+    """The asynchronous form of `Way`."""
 
     @property
     def driver(self) -> object:
@@ -56,11 +56,11 @@ class AsyncWay(Protocol):
 
 
 def way_of(given: object) -> Way:
-    """Return the way of statements, in the transaction that the writer will commit.
+    """Return the adapter for a writer's connection. Its statements run in the transaction that the writer will commit.
 
     Pending changes of a SQLAlchemy session are flushed first, so that business rows are locked before their records
-    are inserted. Raises TypeError for a connection of another kind, LifecycleError for Django's outside a transaction
-    and SQLAlchemy's in AUTOCOMMIT.
+    are inserted. Raises TypeError for a connection of another library. Raises LifecycleError for a Django connection
+    outside a transaction, and for a SQLAlchemy connection in AUTOCOMMIT.
     """
     given = _flushed(given)
     if isinstance(given, psycopg.Connection):
@@ -78,8 +78,8 @@ def way_of(given: object) -> Way:
 
 
 async def async_way_of(given: object) -> AsyncWay:
-    """Do as `way_of` does, for async connections. Raises LifecycleError for asyncpg's outside a transaction: each
-    statement would be committed at once."""
+    """Return the adapter for an async connection, as `way_of` does. Raises LifecycleError for an asyncpg connection
+    outside a transaction: each statement would be committed at once."""
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is not None and isinstance(given, module.AsyncSession | module.async_scoped_session):
         await given.flush()
@@ -102,7 +102,7 @@ async def _of_sqlalchemy_async(given: Any) -> AsyncWay:
     driver = (await given.get_raw_connection()).driver_connection
     if is_asyncpg(driver):
         if not driver.is_in_transaction():
-            await given.exec_driver_sql("SELECT 1")  # which begins asyncpg's transaction
+            await given.exec_driver_sql("SELECT 1")  # the first statement begins asyncpg's transaction
         if not driver.is_in_transaction():
             raise _without_transaction("async with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
     elif isinstance(driver, psycopg.AsyncConnection):
@@ -194,14 +194,14 @@ class _AsyncSqlalchemy:
 
 
 def numbered(statement: str) -> str:
-    """Return a statement in asyncpg's spelling: values are $1, $2, and %% is %."""
+    """Convert a statement to asyncpg's syntax: each `%s` becomes `$1`, `$2` and so on, and `%%` becomes `%`."""
     numbers = count(1)
     return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", statement)
 
 
 def postgres_error(error: BaseException) -> psycopg.Error | None:
-    """Return Postgres' error behind an error of a driver, of SQLAlchemy or of Django, as psycopg's error; None if there
-    is none."""
+    """Find the error of Postgres that caused an error of a driver, of SQLAlchemy or of Django. Return it as an error of
+    psycopg, or None if Postgres is not the cause."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, psycopg.Error):
@@ -217,12 +217,12 @@ def postgres_error(error: BaseException) -> psycopg.Error | None:
 
 
 def is_asyncpg(connection: object) -> bool:
-    """Return True if it is a connection of asyncpg, pooled or not."""
+    """Return True if `connection` is a connection of asyncpg, pooled or not."""
     return type(connection).__module__.partition(".")[0] == "asyncpg" and hasattr(connection, "is_in_transaction")
 
 
 def _flushed(given: Any) -> object:
-    """Return the connection of a SQLAlchemy session, and any other object unchanged."""
+    """Flush a SQLAlchemy session and return its connection. Return any other object unchanged."""
     module = sys.modules.get("sqlalchemy.orm")
     if module is None or not isinstance(given, module.Session | module.scoped_session):
         return given
@@ -244,7 +244,7 @@ def _of_django(wrapper: Any) -> Way:
 
 
 def _refuse_autocommit(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
-    """Raise LifecycleError if SQLAlchemy has a transaction and Postgres does not."""
+    """Raise LifecycleError if the driver is in autocommit: SQLAlchemy then has a transaction, and Postgres has not."""
     if driver.autocommit:
         raise _without_transaction("with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
 

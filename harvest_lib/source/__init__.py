@@ -1,4 +1,4 @@
-"""Sources of records."""
+"""The sources: classes that read outbox records from Postgres."""
 
 from harvest_lib.record.checkpoint import Position
 from harvest_lib.source.batch_protocol import BatchSource, Page

@@ -1,9 +1,9 @@
-"""Protocol between a source and the loop that delivers in batches: pages of records, and the position after each.
+"""Protocol between a source and the loop that delivers in batches: the source returns pages of records and positions.
 
-A *position* is all that a source needs to continue, and nothing else: a mapping that survives JSON, kept in the
-checkpoint of a subscription. The holder of the positions decides which records were delivered; the source keeps nothing
-across `open`. A position names the deferred records that it has passed, by their ids, as `deferred`: a source opened
-there returns them first.
+A *position* holds everything that a source needs to continue, and nothing else. It is a mapping that survives JSON, and
+the checkpoint of a subscription stores it. The code that stores the positions decides which records were delivered; a
+source carries no state over to the next `open`. The entry `deferred` of a position lists the ids of records before
+the position that were not delivered: a source opened at the position returns these records first.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from harvest_lib.record.checkpoint import Position
 
 
 class Page(NamedTuple):
-    """Records in the source's order, the position after them, and whether more are ready."""
+    """Records in the source's order, the position after the last record, and whether more records are ready."""
 
     rows: Sequence[Row]
     position: Position
@@ -22,46 +22,49 @@ class Page(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """Records in order, page by page. Used by a single thread at a time.
+    """A reader of records in order, page by page. A single thread uses it at a time.
 
-    Every call raises DatabaseUnavailable when the database does not answer (`open` again, at the last position that was
-    committed), and another HarvestError when a retry will not help.
+    Every call raises DatabaseUnavailable if the database does not answer; the caller then calls `open` with the last
+    committed position. Every call raises another HarvestError if a retry will not help.
     """
 
     def open(self, position: Position | None) -> Position:
-        """(Re)connect if need be and continue after `position`, or at the start of a new subscription; return the
-        position. Durable when it returns."""
+        """Connect if there is no connection, and continue after `position`; None begins a new subscription. Return the
+        position at which reading continues. The position is durable when `open` returns."""
         ...
 
     def read(self, limit: int) -> Page | None:
         """Return the next records, up to `limit` and up to `PAGE_BYTES` (or a single larger record), or None if no
-        record is ready. Returned records are committed permanently: no crash of the server takes them back. The
-        position of a page without records should be saved. The position names deferred records that were not returned
-        yet."""
+        record is ready. Returned records are durable in the database: a crash of the server does not undo them. The
+        caller should save the position of a page without records too. The position lists the deferred records that
+        were not returned yet."""
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:
-        """Return the records that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger record).
-        Ids after the last returned record were not read. Positions are not touched."""
+        """Return the records of `ids` that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger
+        record). Ids after the last returned record were not read. The position of the source does not change."""
         ...
 
     def sent(self, rows: Sequence[Row]) -> None:
-        """Note that rows were sent in this batch."""
+        """Note that `rows` were sent to Kafka in the current batch."""
         ...
 
     def committed(self, failed: Collection[int] = ()) -> None:
-        """Note that all sent records are in Kafka, except `failed`, the ids of records that are read again."""
+        """Note that Kafka has all records sent in this batch, except those with the ids `failed`: they are read
+        again."""
         ...
 
     def give_back(self) -> None:
-        """Give back records that were read and not delivered, at the end of a term that is not fenced."""
+        """Release the records that were read and not delivered, so that the next leader can read them. Called at the
+        end of a leader's term, unless the leader was fenced."""
         ...
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:
-        """Return a position's low watermark and retention hold. Every record visible in the low watermark, a snapshot,
-        was read. The retention hold is the lowest visible id that is still needed, or None."""
+        """Return the low watermark and the retention hold of a position. The low watermark is a snapshot: every record
+        visible in it was read. The retention hold is the lowest id before the position whose record is still needed, or
+        None."""
         ...
 
     def close(self) -> None:
-        """Close the connection. Safe to repeat."""
+        """Close the connection. A second call does nothing."""
         ...

@@ -1,4 +1,4 @@
-"""Common parts of the sources that only read: the connection, and the checks of the server behind it."""
+"""Base class of the sources that only read: it keeps the connection, and checks the server that it leads to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -22,9 +22,10 @@ from harvest_lib.source.prefetch import Prefetcher
 from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter
 
-# By the indexes, in their order: the statistics of a table that grows at its end are never right, and a page by sort or
-# bitmap reads the rest of its window each time. Two steps may take long: to find the beginning of a window of a hundred
-# million records, a second for a million, and to find the next record that a selective filter lets through.
+# Statements walk the indexes in index order: the statistics of a table that grows at its end are never right, and a
+# page that sorts or uses a bitmap reads the whole rest of its window. The statement timeout is long for two reasons:
+# finding the beginning of a window takes a second for a million records (windows of a hundred million occur), and a
+# selective filter may skip many records before the next match.
 _SETTINGS = {
     **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"), "off"),
     "lock_timeout": "30s",
@@ -33,7 +34,7 @@ _SETTINGS = {
 
 _NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"
 
-# Only a table from another cluster has transaction ids above the present xmax.
+# Transaction ids at or above the current xmax occur only in a table that came from another cluster.
 _FOREIGN = """
 SELECT {transaction_id}::text, pg_snapshot_xmax(pg_current_snapshot())::text FROM {table}
 WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
@@ -51,15 +52,15 @@ _LONG_POLL_SECONDS = 0.02
 _BETWEEN_ADVANCES_SECONDS = 1.0
 _LONG_SINCE_SECONDS = 5.0
 _OWN_TRANSACTIONS = 3
-"""Saving a position uses two or three transaction ids itself; they are no reason to save again."""
+"""Saving a position itself uses two or three transaction ids; so few new ids are no reason to save a position again."""
 
 
 class Plans(StrEnum):
-    """Origin of a prepared statement's plan.
+    """Whether a prepared statement reuses its plan: the values of Postgres' `plan_cache_mode`.
 
-    KEPT is for the poll of the head of the table, which is always the same: over a handful of segments its planning
-    takes three times as long as its execution. FRESH is for pages: a plan kept from the head of the table is wrong
-    deeper in the table.
+    KEPT reuses the plan. It is for the poll at the head of the table, always the same statement: over a handful of
+    segments, planning takes three times as long as execution. FRESH plans each time. It is for pages: a plan made at
+    the head of the table is wrong deeper in the table.
     """
 
     KEPT = "force_generic_plan"
@@ -67,9 +68,9 @@ class Plans(StrEnum):
 
 
 class ConnectedSource(ABC):
-    """A `BatchSource` on a single connection. A new subscription starts at the snapshot `start`; None starts it with
-    transactions that commit from now on. `filter_lookup` narrows `selection` on each new connection; by default all of
-    `selection` is read."""
+    """A `BatchSource` on a single connection. A new subscription starts at the snapshot `start`; with None, it starts
+    with transactions that commit after `open`. `filter_lookup` narrows `selection` on each new connection; without
+    `filter_lookup`, the source reads all records of `selection`."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class ConnectedSource(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the statements for the filter."""
+        """Compose the SQL statements of the source for the current filter."""
 
     @abstractmethod
     def open(self, position: Position | None) -> Position:
@@ -119,11 +120,11 @@ class ConnectedSource(ABC):
         return
 
     def give_back(self) -> None:
-        """See `BatchSource`. Reading takes nothing."""
+        """See `BatchSource`. Does nothing: this source marks no rows that it could release."""
         return
 
     def committed(self, failed: Collection[int] = ()) -> None:  # noqa: ARG002 - as above
-        """See `BatchSource`. Reading changes no row, so there is nothing to do."""
+        """See `BatchSource`. Does nothing: this source purges no rows."""
         return
 
     def close(self) -> None:
@@ -136,12 +137,12 @@ class ConnectedSource(ABC):
             connection.close()
 
     def _defer(self, position: Position | None) -> None:
-        """Keep the ids of records that a position has passed and that were not delivered."""
+        """Remember the deferred ids of a position: records before the position that were not delivered."""
         self._deferred = list(position.get("deferred", ())) if position else []
 
     def _read_deferred(self, position: Position, limit: int) -> Page:
-        """Return deferred records, in the order in which they were deferred, up to `limit`; the position names the
-        rest."""
+        """Return up to `limit` deferred records, in the order in which they were deferred. The position of the page
+        lists the deferred ids that remain."""
         asked = self._deferred[:limit]
         rows = self.load(asked)
         self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
@@ -149,14 +150,14 @@ class ConnectedSource(ABC):
         return Page(rows, {**position, **left}, more=True)
 
     def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
-        """Return the connection; a new one is checked against the place that the position came from."""
+        """Return the connection. A new connection is checked: its server must have all records before `position`."""
         if self._connection is None or self._connection.closed:
             self.close()
             self._place = None
             self._connection = self._connect()
             lookup = self._filter_lookup
             found = lookup(self._connection, self._selected) if lookup else SubscriptionFilter(selection=self._selected)
-            # From here on this connection reads nothing but the outbox.
+            # The filter lookup has read its table; from here on this connection reads the outbox alone.
             guard = require_all_rows(self._connection, [self._selected.table])
             found = replace(found, selection=replace(found.selection, guard=guard))
             if found != self._filter:
@@ -185,7 +186,7 @@ class ConnectedSource(ABC):
         return connection
 
     def _plan(self, plans: Plans) -> None:
-        """Plan the following statements in this way. No statement may be on its way."""
+        """Set the plan mode of all later statements. No other statement may be running on the connection."""
         if plans is not self._plans:
             self._connected().execute(f"SET plan_cache_mode = {plans}")
             self._plans = plans
@@ -204,17 +205,18 @@ class ConnectedSource(ABC):
         return Snapshot.parse(row[0])
 
     def _barrier(self, connection: psycopg.Connection[Any], flushed_up_to: str | None = None) -> None:
-        """Flush the WAL up to everything visible so far, and record its LSN. With `flushed_up_to`, the server has
-        reported that the WAL is flushed up to this LSN."""
+        """Flush the WAL, so that all rows visible so far are on disk, and store the LSN reached. Pass `flushed_up_to`
+        if the server has already reported an LSN up to which the WAL is flushed: then only the LSN is stored."""
         assert self._place is not None  # noqa: S101 - set with the connection
         lsn = flushed_up_to or server_identity.barrier(connection)
         self._place = replace(self._place, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:
-        """Return True if the position of a poll that found nothing should be saved, at the price of a barrier and a
+        """Return True if the position should be saved after a poll that found no records. Saving costs a barrier and a
         checkpoint.
 
-        Until then every poll reads the records that a filter leaves out, and they are retained.
+        Until the position is saved, every poll reads again the records that the filter leaves out, and retention
+        cannot remove these records.
         """
         if not self._filter.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False

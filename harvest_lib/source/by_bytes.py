@@ -1,9 +1,9 @@
-"""Statements with a limit in bytes, which bounds the memory of a page for rows of any size. They take %(bytes)s beside
-their own values, usually `harvest_lib.record.PAGE_BYTES`.
+"""Statements with a limit in bytes: it bounds the memory of a page for rows of any size. The statements take the
+parameter %(bytes)s beside their own parameters, usually `harvest_lib.record.PAGE_BYTES`.
 
-The bytes of the rows are added up in the order in which they are found, as far as %(limit)s reaches. The length of a
-TOASTed value is known without reading the value. A limit fitted to the last page keeps the sum short where rows are
-large.
+A statement adds up the bytes of the rows in the order in which it finds them, up to %(limit)s rows. Postgres knows the
+length of a TOASTed value without reading the value. If rows are large, a caller can fit %(limit)s to the number of rows
+in the last page, so that the statement adds up few rows.
 """
 
 from harvest_lib.native import NativeRows
@@ -18,7 +18,7 @@ RECORD_BYTES = f"""(
 8 + coalesce(octet_length({{0}}.kafka_key), 0) + coalesce(octet_length({{0}}.kafka_value), 0)
 + {_ARRAY_BYTES.format(array="{0}.kafka_header_keys")} + {_ARRAY_BYTES.format(array="{0}.kafka_header_values")}
 )"""
-"""The bytes of a record, with the name of its table or subquery as {0}."""
+"""SQL expression for the size of a record in bytes. {0} is the name of the record's table or subquery."""
 
 _FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
 
@@ -38,15 +38,17 @@ WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number 
 
 
 def within(found: str, *more: str) -> str:
-    """Return the statement for the first rows of `found` that fit into the bytes, at least a single row. A following
-    row comes too, without topic and value. `more` are columns of `found` besides a `Row`'s."""
+    """Return a statement for the first rows of the statement `found` that fit into %(bytes)s, at least a single row. If
+    more rows follow, the statement also returns the next row, with NULL as topic and value: see `take_next`. `more` are
+    further columns of `found` to return, after the columns of a `Row`."""
     return _WITHIN.format(found=found, more="".join(f", page.{each}" for each in more))
 
 
 def all_or_none(found: str) -> str:
-    """Return the statement for the rows of `found` if all of them fit into the bytes, and for none otherwise.
+    """Return a statement for the rows of the statement `found`: all rows if they fit into %(bytes)s, else no row.
 
-    It takes a third of the time of `within`, since it computes only a sum. `found` ends with its limit.
+    The statement takes a third of the time of a statement from `within`, since it computes only a sum. `found` must end
+    with `LIMIT %(limit)s`.
     """
     sized = _SIZED.format(found=found)
     return f"""{found.replace("%(limit)s", "")} (
@@ -56,7 +58,8 @@ def all_or_none(found: str) -> str:
 
 
 def take_next(rows: list[Row] | NativeRows) -> bool:
-    """Remove the last row if it did not fit into the bytes; return True if it was removed."""
+    """Remove the last row if its topic is NULL: `within` returns such a row if the row did not fit into the bytes.
+    Return True if the row was removed."""
     is_cut = bool(rows) and rows[-1][TOPIC] is None
     if is_cut:
         rows.pop()

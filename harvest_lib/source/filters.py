@@ -1,7 +1,7 @@
-"""Filters of a subscription: its share of the keys, its filter by topic and key, and its optional end.
+"""Filters of a subscription: by shard, by topic and key, and by an optional end.
 
-The filter is stored only in the subscription's rows, where the leader reads it. Values enter statements as quoted
-literals only.
+The filter is stored only in the subscription's rows, and the leader reads it there. Statements contain the values of a
+filter as quoted literals only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ from harvest_lib.source.sharding import shard_expression
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A reader of an outbox: its name, its share of the keys, and the kind of its positions."""
+    """A shard of a subscription: the subscription's name, the shard's number, the number of shards, and the name of the
+    source that makes the positions."""
 
     name: str = "default"
     shard: int = 0
@@ -38,10 +39,11 @@ _IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid
 def subscription_filter(
     outbox: OutboxTable, subscription: Subscription, mapping: ColumnMapping | None = None
 ) -> FilterLookup:
-    """Return the lookup that narrows a selection by the subscription's row. While a replay fills the subscription, the
-    lookup raises CheckpointError; afterwards the records go to the replay's topics.
+    """Return a function that narrows a selection to the filter in the subscription's row. If the subscription is a
+    replay, the function raises CheckpointError until the replay is filled, and then selects the replay's topics as the
+    topics of the records.
 
-    With a mapping the lookup also finds out whether values are bytes.
+    With a mapping, the function also looks up whether the value column is `bytea`.
     """
     statement = sql.SQL(_ROW).format(table=in_statement(outbox.subscriptions.identifier))
 
@@ -72,7 +74,8 @@ def _columns(
 def filter_conditions(
     topics: Sequence[str] | None, keys: str | None, columns: Mapping[str, sql.Composable] = COLUMNS
 ) -> list[sql.Composable]:
-    """Return the conditions of a filter: any of the topics, and keys that match a regular expression of Postgres."""
+    """Return SQL conditions: the topic is among `topics`, and the key matches the Postgres regular expression `keys`.
+    None leaves out its condition."""
     conditions: list[sql.Composable] = []
     if topics is not None:
         listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
@@ -83,7 +86,7 @@ def filter_conditions(
 
 
 def shard_conditions(shard: int, shards: int, columns: Mapping[str, sql.Composable] = COLUMNS) -> list[sql.Composable]:
-    """Return the condition of a shard's share of the keys."""
+    """Return the SQL condition that a key belongs to the shard, in a list. With a single shard the list is empty."""
     if shards == 1:
         return []
     return [sql.SQL("{} = {}").format(shard_expression(columns["kafka_key"], shards), sql.Literal(shard))]

@@ -1,18 +1,19 @@
-"""The mark source: mark, purge and reset on goharvest's table.
+"""The mark source: it marks, purges and resets rows of goharvest's table.
 
 Promises
-- A mark takes, by id, the first rows that do not carry this leader id: new rows, rows that failed and were reset, and
-  rows that another leader left behind, in a single statement. Rows come back sorted: RETURNING is not.
-- A purge deletes by id, regardless of the mark's holder: Kafka has confirmed these records to the caller, and a row
-  that a fenced leader marked in between would otherwise be sent a second time, out of order.
-- The first purge of a new connection spares unmarked rows: after a failover or a restore their ids may belong to
-  records that were never sent. Where positions have no place in the server's log, nothing proves that it is the same
-  server, and the purge spares rows under other leaders' marks as well. A failover is logged: purged records may come
-  again.
-- A reset touches only rows that still carry an id of this leader's: a fenced leader cannot unmark its successor's rows.
-- Mark, purge and reset take many rows. A purge and the mark after it share a transaction. Each statement is durable
-  (`synchronous_commit=on`) when it returns. The barrier depends on that: the next record of a key may leave only when
-  its predecessor can never come back.
+- A mark claims the first rows, by id, that are not marked with this leader id: new rows, rows that failed and were
+  reset, and rows that another leader left marked. It is a single statement. The source sorts the rows, since RETURNING
+  has no order.
+- A purge deletes rows by id, whichever leader has marked them: Kafka has confirmed these records to the caller. If the
+  purge spared a row that a fenced leader marked in between, the row would be sent a second time, out of order.
+- The first purge on a new connection spares unmarked rows: after a failover or a restore, their ids may belong to
+  records that were never sent. If positions have no WAL location, nothing proves that the server is the same, and this
+  purge also spares rows that other leaders have marked. A failover is logged: purged records may be delivered twice.
+- A reset changes only rows that are marked with an id of this leader: a fenced leader cannot unmark the rows of its
+  successor.
+- Mark, purge and reset handle many rows at once. A purge and the mark after it share a transaction. Each statement is
+  durable (`synchronous_commit=on`) when it returns. The order of a key depends on that: the next record of a key is
+  sent only after the purge of its predecessor can no longer be lost.
 """
 
 import logging
@@ -38,8 +39,8 @@ from harvest_lib.source.readable import readable
 
 _log = logging.getLogger(__name__)
 
-# The head goes through an array, so that the update walks the primary key: with stale statistics a join becomes a scan
-# of the whole table.
+# The ids of `head` become an array, so that the update uses the primary key: with stale statistics, a join would scan
+# the whole table.
 _MARK = f"""
 WITH head AS MATERIALIZED (
   SELECT id, {RECORD_BYTES.format("o")} AS bytes FROM {{table}} AS o
@@ -68,30 +69,31 @@ _PURGE_OWN = _PURGE + " AND leader_id = ANY(%(leaders)s)"
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
 _ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
-"""Columns after the columns of a `Row`: whether anything was parked when the mark began, how many rows the limit
-allowed, and, if places are named, the LSN before which all of the rows were committed."""
+"""Indexes of the result columns that follow the columns of a `Row`: whether any record was parked when the mark began,
+the number of rows found within the limit of rows, and, with `names_places`, an LSN: all rows were committed before
+it."""
 
 _LEAST_LIMIT = 10
-"""Minimum of rows to check, and to lock for a moment, however large the last rows were."""
+"""Lowest limit of rows that a mark locks and measures, however large the rows of the last mark were."""
 
 _SETTINGS = {
-    # A plan made while the outbox was empty scans the whole table, and would be kept until the next ANALYZE: a mark
-    # then took 1.5 s instead of 20 ms with 168,000 rows waiting.
+    # A plan made while the outbox was empty scans the whole table, and Postgres would reuse it until the next ANALYZE:
+    # with 168,000 rows waiting, such a mark took 1.5 s instead of 20 ms.
     "plan_cache_mode": "force_custom_plan",
     # A bitmap scan returns rows in physical order, which needs a sort.
     "enable_bitmapscan": "off",
-    # Blocked by a lock that is never released, a leader would keep its lead and deliver nothing.
+    # Without a timeout, a leader blocked by a lock that is never released would stay leader and deliver nothing.
     "statement_timeout": "30s",
 }
 
 _OWN_IDS = 16
-"""Number of recent leader ids that a reset or a purge accepts. Rows under older ids are marked again, or left to the
-next leader."""
+"""Number of recent leader ids that a reset or a purge treats as this leader's. Rows marked with older ids are marked
+again, or remain for the next leader."""
 
 
 class MarkSource:
-    """`ClaimSource` over a table that a leader marks and purges. Both names are quoted. Without `parked` nothing is
-    ever parked."""
+    """`ClaimSource` over the outbox `table`, whose rows a leader marks and purges. `parked` is the table of parked
+    records; without it, no record is ever parked."""
 
     def __init__(
         self,
@@ -101,8 +103,8 @@ class MarkSource:
         *,
         names_places: bool = False,
     ) -> None:
-        """`names_places`: rows come with their place in the server's log, and the caller compares a position's place
-        with the server before it purges the position's ids."""
+        """`names_places`: each fetch also returns a WAL location, and the caller compares the WAL location of a
+        position with the server before it purges the ids of the position."""
         self._names_places = names_places
         self._place: server_identity.ServerPlace | None = None
         self._conninfo = conninfo
@@ -129,7 +131,7 @@ class MarkSource:
         self._leader_id = leader_id
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo, _SETTINGS)
-            # A row that row security hides would stay, and later records of its key would overtake it.
+            # A row hidden by row security would remain in the table, and later records of its key would overtake it.
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = rendered(guarded(self._unguarded_mark, guard))
             self._warn_of_failover(self._connection)
@@ -140,8 +142,8 @@ class MarkSource:
         self._own_ids.append(leader_id)
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
-        """Log that another server took over: purges that it has not received are undone, and their records come
-        again."""
+        """Log a warning if the timeline has changed: another server was promoted. Purges that the new server has not
+        received are undone, and their records are delivered again."""
         before, self._timeline = self._timeline, server_identity.timeline(connection)
         if None not in {before, self._timeline} and before != self._timeline:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
@@ -159,8 +161,8 @@ class MarkSource:
         return claimed
 
     def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge and mark while nothing is parked. If a record was parked meanwhile, give back the marked records, and
-        fetch them again under the lock."""
+        """Purge and mark, assuming that no record is parked. If a record was parked in the meantime, reset the marked
+        rows and fetch them again, with `_fetch_carefully`."""
         connection, marked, parking = self._connected(), None, self._parking
         with translated():
             if delivered and limit:
@@ -174,8 +176,8 @@ class MarkSource:
             if marked is None or (first := marked.fetchone()) is None:
                 return ClaimedRows([], {})
             rows = rows_of(marked)
-            # Also a record that a leader, fenced meanwhile, parked after the mark began: it cannot park the marked
-            # rows.
+            # The second check finds records that another leader parked after the mark began. That leader is fenced
+            # now, and cannot park the rows marked here.
             if parking is not None and (first[_ANY_IS_PARKED] or parking.is_any(connection)):
                 self._is_any_parked = True
                 self.reset(ids_of(rows))
@@ -183,8 +185,8 @@ class MarkSource:
         return self._claimed(rows, {}, first, limit)
 
     def _fetch_carefully(self, parking: ParkingMoves, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge, mark and read the held keys, under a lock against releases: a released key's records would come back
-        behind the marked records."""
+        """Purge, mark, and read the keys with parked records, under a lock that prevents releases: a release in between
+        would put the records of its key back behind the marked records."""
         connection = self._connected()
         with translated(), connection.transaction():
             parking.keep(connection)
@@ -200,15 +202,15 @@ class MarkSource:
     def _claimed(
         self, rows: Sequence[Row], parked: Mapping[tuple[str, str], int], first: tuple[Any, ...], limit: int
     ) -> ClaimedRows:
-        """Return rows in order. The counts in `first`, the first row with all columns, show whether the limit, or the
-        bytes, left more rows behind."""
+        """Return the result of a fetch, its rows sorted by id. `first` is the first row with all result columns: its
+        counts show whether the limit of rows or of bytes left out further rows."""
         is_more = not len(rows) == first[_FOUND] < limit
         server = replace(self._place, lsn=first[_UP_TO]).as_json() if self._place is not None else {}
         return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more, server)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
-        # A new connection may lead to another server, which lost the rows and gave their ids to new rows. On the same
-        # server a row without a mark was delivered, and a fenced goharvest has unmarked it since.
+        # A new connection may lead to another server: it may have lost the rows and given their ids to new rows. On
+        # the same server, an unmarked row with one of these ids was delivered, and a fenced goharvest has unmarked it.
         purge = self._purge_again if self._reconnected else self._purge
         self._connected().execute(purge, self._ids(ids), prepare=True)
 
@@ -221,7 +223,8 @@ class MarkSource:
             self._connected().execute(self._reset, self._ids(ids), prepare=True)
 
     def _ids(self, ids: Sequence[int]) -> Mapping[str, object]:
-        """Return the values of a statement that may touch only rows that this source has marked."""
+        """Return the parameters of a purge or a reset: the ids of the rows, and the recent leader ids of this
+        source."""
         return {"ids": array_of(ids), "leaders": list(self._own_ids)}
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:

@@ -1,15 +1,15 @@
-"""Mark in batches: pages of a table that is marked and purged.
+"""The mark source in batches: pages of a table whose rows a leader marks and purges.
 
     mark ─► send ─► commit (exactly once with the ids of its records) ─► purge those ids, with the next mark
 
 Promises
-- Exactly once: the position is the ids of all records that were sent and may not be purged yet, `MOST_IDS` at most. A
-  leader that continues from the position purges them first: a crash between a commit and the purge sends nothing twice.
-  Its `deferred` ids stay in the table.
-- At least once: at the end of a term that is not fenced, rows that are marked and not delivered are given back, as
-  goharvest may lead next.
-- A returned record is not returned again while the source stays open, even if another leader marks it meanwhile. A
-  retried parked record is returned again.
+- Exactly once: the position lists the ids of all sent records that may still be in the table, `MOST_IDS` at most. A
+  leader that continues from the position purges these ids first: after a crash between a commit and the purge, no
+  record is sent twice. The `deferred` ids of the position are not purged.
+- At least once: at the end of a leader's term, rows that are marked and not delivered are unmarked, since goharvest may
+  be the next leader. A fenced leader does not unmark them.
+- While the source stays open, it does not return a record twice, even if another leader marks the record in the
+  meantime. A parked record that is retried is returned again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,19 +30,23 @@ from harvest_lib.source.thread import CallThread
 NAME = "mark"
 
 MOST_IDS = 24_000
-"""In one position: as differences they take 256 kB at most, dense ids much less."""
+"""Maximum number of ids in a position. Encoded as differences, the maximum takes 256 kB at most; dense ids take much
+less."""
 
 _BATCH_IDS = MOST_IDS // 3
-"""In one batch: the ids of two earlier batches may not be purged yet."""
+"""Maximum number of ids in a batch. It is a third of `MOST_IDS`, since the ids of two earlier batches may still await
+their purge."""
 
 _LAST_ANSWER_SECONDS = 5.0
-"""Longest wait for the database at the end: a statement that hangs is left to its thread."""
+"""Longest wait for the database when the source closes or releases rows. After that, the thread alone waits for the
+statement."""
 
 
 class MarkPages:
-    """`BatchSource` over a table that a leader marks and purges. Each `open` takes a new id to mark with.
+    """`BatchSource` over a table whose rows a leader marks and purges. Each `open` takes a new leader id.
 
-    While a page is delivered the next page is marked, in a transaction with the purge of records committed by then.
+    While the caller delivers a page, a thread marks the next page. The same transaction purges the records that were
+    committed to Kafka before it began.
     """
 
     def __init__(
@@ -54,9 +58,10 @@ class MarkPages:
         may_mark: Callable[[], bool] = lambda: True,
         may_purge: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`backoff_seconds`: pause after a mark that found nothing. Without `names_ids`, positions name no delivered
-        rows, which are purged before a position counts. `may_mark` and `may_purge` are called just before a statement:
-        a process that was frozen there would take its successor's rows when it thaws."""
+        """`backoff_seconds`: pause after a mark that found no rows. `names_ids`: positions list the ids of delivered
+        rows; without it, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
+        called just before a statement, and return whether the statement may run: a process that was frozen at that
+        point would otherwise take its successor's rows when it resumes."""
         self._may_mark, self._may_purge = may_mark, may_purge
         self._names_ids = names_ids
         self._source = source
@@ -64,15 +69,15 @@ class MarkPages:
         self._mark_at = 0.0  # boot seconds
         self._thread: CallThread[ClaimSource] | None = None
         self._pending: Future[ClaimedRows] | None = None
-        self._closed: Future[None] | None = None  # done once no call on the source is left
+        self._closed: Future[None] | None = None  # done when no call on the source is running any more
         self._limit = 0
-        self._held: dict[int, None] = {}  # ids of read records that are not known to be in Kafka
-        self._left: set[int] = set()  # held ids of earlier calls of `open`, not read again since: still marked
+        self._held: dict[int, None] = {}  # ids of read records that Kafka has not confirmed
+        self._left: set[int] = set()  # ids held before the last `open` and not read again since; still marked
         self._batch: list[int] = []  # held ids that were sent in this batch
         self._delivered: list[int] = []  # ids of earlier batches, not purged yet
-        self._purging: list[int] = []  # delivered ids in the purge that is on its way
-        self._server: Mapping[str, str] = {}  # a place in the server's log after the commits of all read records
-        self._gone: set[int] = set()  # ids that left the table after the pending mark began: its page may hold them
+        self._purging: list[int] = []  # delivered ids that the pending statement purges
+        self._server: Mapping[str, str] = {}  # WAL location after the commits of all read records
+        self._gone: set[int] = set()  # ids removed from the table after the pending mark began: it may return them
         self.parked: Mapping[tuple[str, str], int] = {}
         """Lowest parked id by (topic, key), for the keys of the last page."""
 
@@ -106,12 +111,13 @@ class MarkPages:
         return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
 
     def _claim(self, limit: int) -> tuple[ClaimedRows, Sequence[Row], Sequence[int]]:
-        """Return the marked rows, and the rows that are not held here already, with their ids."""
+        """Return all rows of the next mark, then the rows among them that this source does not hold already, and the
+        ids of the latter."""
         claimed = self._next(limit)
         self.parked = claimed.parked
         if not claimed.rows:
             self._mark_at = boot_seconds() + self._backoff_seconds
-        # A fenced leader may have marked rows that were marked and sent here; then this source marks them again.
+        # A fenced leader may have marked rows that this source had marked and sent; this source then marks them again.
         rows, ids = claimed.rows, ids_of(claimed.rows)
         gone = {*self._delivered, *self._gone}
         if not (self._held.keys().isdisjoint(ids) and gone.isdisjoint(ids)):
@@ -125,7 +131,7 @@ class MarkPages:
         return []
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
-        """Move records out of the table, see `ClaimSource.park`. No later position names them."""
+        """Move records to the table of parked records, see `ClaimSource.park`. Later positions do not list them."""
         assert self._thread is not None  # noqa: S101 - made by `open`
         released = self._thread.submit(lambda source: source.park(refused, behind)).result()
         for each in {*refused, *behind} - released:
@@ -145,7 +151,8 @@ class MarkPages:
         self._batch = []
 
     def purge(self) -> None:
-        """Purge delivered rows, durably when it returns; together with the next mark if a mark is due."""
+        """Purge the delivered rows, in the transaction of the next mark if a mark is due. The purge is durable when
+        this returns."""
         if self._thread is None or not self._delivered:
             return
         if self._pending is None and boot_seconds() >= self._mark_at:
@@ -159,14 +166,15 @@ class MarkPages:
             self._note_gone(ids)
 
     def _note_gone(self, ids: Iterable[int]) -> None:
-        """Leave rows out of the next page: the pending mark may have found them, unmarked by another leader."""
+        """Leave `ids` out of the next page. The pending mark may return them, if another leader had unmarked the
+        rows."""
         if self._pending is not None:
             self._gone.update(ids)
 
     def give_back(self) -> None:
-        """See `BatchSource`. Rows that were delivered are purged first, if their purge was lost with its connection."""
+        """See `BatchSource`. First purges delivered rows whose purge failed because its connection was lost."""
         if self._names_ids or (self._closed is not None and not self._closed.done()):
-            return  # a successor could not distinguish them from rows to purge; or the database does not answer
+            return  # a successor could not tell unmarked rows from rows to purge; or the database does not answer
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         with suppress(TimeoutError):
             self._thread.submit(self._give_back).result(_LAST_ANSWER_SECONDS)
@@ -203,14 +211,14 @@ class MarkPages:
 
     def _close(self, source: ClaimSource) -> None:
         if self._delivered:
-            # Otherwise the next `open` purges them, or the next leader, which may send them again.
+            # If this purge fails, the next `open` purges the rows, or the next leader, which may send them again.
             with suppress(DatabaseError, OutboxTableError):
                 self._fetch(source, 0, self._delivered)
                 self._delivered = []
         source.close()
 
     def await_closed(self) -> None:
-        """Wait for the calls made before `close` to end: two threads must not use the source at once."""
+        """Wait until the calls made before `close` have ended: two threads must not use the source at once."""
         if self._closed is not None:
             self._closed.result()
             self._closed = None
@@ -239,8 +247,9 @@ class MarkPages:
         return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
 
     def _quiet(self) -> None:
-        """Wait for prefetched rows, and leave them and the held rows: their leader id ends here. Errors are ignored:
-        the next read finds out whether a table is gone, or only hidden, which is awaited."""
+        """Wait for the pending mark, then count its rows and the held rows as left behind: no later call uses the
+        leader id that they are marked with. Errors are ignored: the next read finds out whether the table is missing,
+        or only hidden for a while."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with suppress(DatabaseError, OutboxTableError):
@@ -258,16 +267,16 @@ class MarkPages:
 
 
 def _delivered(position: Position) -> list[int]:
-    """Return the ids that a position has passed, without its deferred ids, which are still to be sent."""
+    """Return the delivered ids of a position: all ids except the deferred ids, which are still to be sent."""
     deferred = set(position.get("deferred", ()))
     return [each for each in decode_ids(position["ids"]) if each not in deferred]
 
 
 def encode_ids(ids: Sequence[int]) -> str:
-    """Encode ids as differences, `17 1 1 5`; they need not ascend."""
+    """Encode ids as differences: 17, 18, 19, 24 become `17 1 1 5`. The ids need not ascend."""
     return " ".join(str(each - before) for before, each in zip((0, *ids), ids, strict=False))
 
 
 def decode_ids(text: str) -> list[int]:
-    """Decode the text of `encode_ids`."""
+    """Decode the text that `encode_ids` returns."""
     return list(accumulate(map(int, text.split())))

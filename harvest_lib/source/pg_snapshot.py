@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`pg_snapshot` in Postgres' spelling, `xmin:xmax:in,progress`; ids of transactions are 64 bits, never reused.
+    """A `pg_snapshot` of Postgres, as text `xmin:xmax:in,progress`. Transaction ids have 64 bits and are never reused.
 
     A transaction below `xmax` that is not listed as in progress is *seen*: its rows are visible if it committed.
     """
@@ -17,7 +17,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> "Snapshot":
-        """Read Postgres' spelling. Raises ValueError for anything else."""
+        """Parse the text of a `pg_snapshot`. Raises ValueError for any other text."""
         xmin, xmax, listed = text.split(":")
         return cls(int(xmin), int(xmax), tuple(int(each) for each in listed.split(",") if each))
 
@@ -26,11 +26,12 @@ class Snapshot:
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
     def covers(self, other: "Snapshot") -> bool:
-        """Return True if every transaction that `other` sees is seen here."""
+        """Return True if this snapshot sees every transaction that `other` sees."""
         return self.xmax >= other.xmax and all(each >= other.xmax or not other.sees(each) for each in self.in_progress)
 
     def late(self, now: "Snapshot") -> Iterator[int]:
-        """Yield the transactions that were in progress here and have ended in the later snapshot `now`."""
+        """Yield the ids of transactions that are in progress in this snapshot and have ended in the later snapshot
+        `now`."""
         return (each for each in self.in_progress if now.sees(each))
 
     def __str__(self) -> str:

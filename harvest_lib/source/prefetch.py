@@ -1,7 +1,7 @@
-"""Prefetching: streams of rows by id; a stream's next pieces are read while the last piece is delivered.
+"""Prefetching: streams of rows by id. The next pieces of a stream are read while the caller delivers the last piece.
 
-A thread of its own waits for the statements, and starts the next piece by itself, so that the server reads on while a
-batch is flushed and committed. The caller's thread decodes the rows.
+A separate thread runs the statements, and starts the statement of the next piece by itself, so that the server keeps
+reading while a batch is flushed and committed. The caller's thread decodes the rows.
 """
 
 from bisect import bisect_right
@@ -24,27 +24,28 @@ from harvest_lib.source.thread import CallThread
 
 _LAST = 2**63 - 1
 _AHEAD = 4
-"""Maximum of pieces on their way, each of up to `PAGE_BYTES`."""
+"""Maximum number of pieces of a stream that are requested and not yet collected, each of up to `PAGE_BYTES`."""
 _id = itemgetter(ID)
 
 
 class Prefetcher:
-    """Calls with a connection, in turn, on a thread of their own."""
+    """A thread that runs calls on a connection, in the order of their submission."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._thread = CallThread(connection, "harvest-read")
 
     def submit(self, call: "Callable[[psycopg.Connection[Any]], Piece | None]") -> "Future[Piece | None]":
-        """Call `call` with the connection, after all earlier calls."""
+        """Run `call` with the connection on the thread, after all earlier calls. Return the future of its result."""
         return self._thread.submit(call)
 
     def close(self) -> None:
-        """Wait for the calls made so far, and end the thread."""
+        """Wait for all submitted calls, and end the thread."""
         self._thread.end()
 
 
 class Piece(NamedTuple):
-    """The result of a statement. `is_cut`: its last row is only a sign that more rows follow."""
+    """The result of a statement. `is_cut`: the last row did not fit into the bytes and must be dropped; it only shows
+    that more rows follow. `is_last`: no rows follow."""
 
     cursor: "psycopg.Cursor[Any]"
     is_cut: bool
@@ -52,8 +53,8 @@ class Piece(NamedTuple):
 
 
 class Stream:
-    """The rows of a statement, ascending by id, in pieces. The statement takes %(after)s, %(limit)s and %(bytes)s
-    beside `values`."""
+    """The rows of a statement, ascending by id, in pieces. The statement takes the parameters %(after)s, %(limit)s and
+    %(bytes)s, besides the parameters in `values`."""
 
     def __init__(
         self, statement: sql.SQL, values: Mapping[str, Any], after: int, all_at_once: sql.SQL | None = None
@@ -66,7 +67,7 @@ class Stream:
         self._after = after
         self.is_done = False
         """True once all rows of the statement were received."""
-        self._read_up_to = after  # from here on: the prefetcher's thread
+        self._read_up_to = after  # used by the prefetcher's thread, like the attributes below
         self._is_cut = False
         self._is_over = False
         self._is_held = False
@@ -77,16 +78,16 @@ class Stream:
 
     @property
     def reach(self) -> int:
-        """Return the id up to which all rows were received."""
+        """The id up to which all rows of the statement were received."""
         return _LAST if self.is_done else self._after
 
     def prefetch(self, prefetcher: Prefetcher, limit: int) -> None:
-        """Start reading the next pieces, up to `_AHEAD`."""
+        """Request further pieces, until `_AHEAD` pieces are requested and not yet collected."""
         while not self.is_done and len(self._pending) < _AHEAD:
             self._pending.append(prefetcher.submit(partial(self._read, limit)))
 
     def collect(self, prefetcher: Prefetcher, limit: int) -> None:
-        """Wait for the next piece, if no rows are left."""
+        """Wait for the next piece, if all rows received so far were taken."""
         while not self._rows and not self.is_done:
             self._is_held = False
             self.prefetch(prefetcher, limit)
@@ -101,13 +102,13 @@ class Stream:
             self._rows, self.is_done = rows, piece.is_last
 
     def end(self, timeout_seconds: float) -> bool:
-        """Read no more. Wait up to `timeout_seconds` for pieces on their way; return True if all have arrived."""
+        """Stop reading. Wait up to `timeout_seconds` for the requested pieces; return True if all have arrived."""
         self._is_over = True
         return not wait(self._pending, timeout_seconds).not_done
 
     def _read(self, limit: int, connection: psycopg.Connection[Any]) -> Piece | None:
-        """Return the next piece. Return None at the end of the stream, and while a record above `PAGE_BYTES` has not
-        been taken: both would be in memory at once."""
+        """Return the next piece, or None at the end of the stream. Also return None until a record above `PAGE_BYTES`
+        is taken: otherwise the record and the next piece would be in memory at once."""
         if self._is_over or self._is_held:
             return None
         cursor = self._found(limit, connection)
@@ -129,23 +130,23 @@ class Stream:
         return connection.cursor(binary=True).execute(self._statement, values, prepare=True)
 
     def take(self, up_to: int) -> Sequence[Row]:
-        """Return the received rows with ids up to `up_to`."""
+        """Remove the received rows with ids up to `up_to` from the stream, and return them."""
         rows = self._rows
         count = _count_up_to(up_to, rows)
         self._rows = rows[count:]
         return rows if count == len(rows) else rows[:count]
 
     def give_back(self, above: int, rows: Sequence[Row]) -> None:
-        """Take back the rows with ids above `above`."""
+        """Put back the rows with ids above `above`, from `rows` that `take` has returned."""
         again = rows[_count_up_to(above, rows) :]
         self._rows = [*again, *self._rows] if self._rows else again
 
 
 def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Sequence[Row]:
-    """Return the next rows of all streams together, ascending by id, up to `limit` and `PAGE_BYTES`. Start reading the
-    next pieces, unless a record above `PAGE_BYTES` is in memory.
+    """Merge the streams: return their next rows, ascending by id, up to `limit` rows and `PAGE_BYTES`. The result is
+    empty only if all streams are empty.
 
-    Empty only when all streams are.
+    Also request the next pieces of the streams, unless a record above `PAGE_BYTES` is in memory.
     """
     for stream in streams:
         stream.prefetch(prefetcher, limit)
@@ -155,7 +156,7 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Seq
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
     rows: Sequence[Row] = taken[0][1] if len(taken) == 1 else sorted(chain(*(each for _, each in taken)), key=_id)
     most = limit if len(taken) <= 1 else min(limit, _count_within(rows))
-    if len(rows) > most:  # of several streams, or read under a higher limit
+    if len(rows) > most:  # the rows come from several streams, or were read with a higher limit
         rows = rows[:most]
         for stream, piece in taken:
             stream.give_back(rows[-1][0], piece)
@@ -178,13 +179,13 @@ def _count_up_to(record_id: int, rows: Sequence[Row]) -> int:
 
 
 def _count_within(rows: Sequence[Row]) -> int:
-    """Return the number of first rows that fit into `PAGE_BYTES`, at least 1."""
+    """Return how many rows, counted from the first, fit into `PAGE_BYTES` together; at least 1."""
     sums = accumulate(map(_octets, rows))
     return max(1, sum(1 for _ in takewhile(lambda size: size <= PAGE_BYTES, sums)))
 
 
 def _octets(row: Row) -> int:
-    """Return the bytes of a record, nearly as the server counts them."""
+    """Return the size of a record in bytes, nearly as the server counts it."""
     _, _, key, value, names, contents = row
     return sum(map(_text_octets, (key, value, *names, *contents)))
 

@@ -1,8 +1,7 @@
-"""Rows of a database without an encoding: which rows can be sent, and the reasons why others cannot.
+"""Rows of an SQL_ASCII database, whose text has no encoding: some rows cannot be sent, and get the reason why.
 
-A value is bytes in Kafka, so a value that is not UTF-8 is sent as it is. Topic, key and headers are text everywhere
-else: in the tables of parked records, in the clients. A record with a topic, key or header that is not UTF-8 is never
-sent.
+A value is bytes in Kafka, so a value that is not UTF-8 is sent as it is. Topic, key and headers are text in the clients
+and in the tables of parked records. A record with a topic, key or header that is not UTF-8 is never sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,8 @@ def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]:
 @overload
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]: ...
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]:
-    """Return the rows, with bytes as values that are not UTF-8, and `Unreadable` headers in unsendable rows."""
+    """Return the rows. A value that is not UTF-8 becomes bytes. A row that cannot be sent gets a single header value,
+    an `Unreadable` with the reason."""
     return [_readable(row) for row in rows] if has_no_encoding(connection) else rows
 
 

@@ -1,4 +1,4 @@
-"""Selection of a subscription's records and columns: the parts of statements that configuration decides."""
+"""Selection of a subscription's records and columns: the parts of SQL statements that depend on the configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ COLUMNS: Mapping[str, sql.Composable] = {
     "kafka_header_values": sql.Identifier("kafka_header_values"),
     "create_time": sql.Identifier("create_time"),
 }
-"""The native table's own columns, by the names in a `Row`."""
+"""The columns of the native table, by their names in a `Row`."""
 
 _ROW = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
@@ -30,20 +30,21 @@ _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A table, its columns, and a filter: conditions without parameters, each % doubled.
+    """A table, its columns, and a filter. The filter is a list of SQL conditions without parameters, each % doubled.
 
-    `columns` are expressions over the table's own columns, by the names of a record's parts.
+    `columns` are SQL expressions over the columns of the table, by the name of the record's field (see `COLUMNS`).
     """
 
     table: sql.Identifier
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
     guard: sql.Composable | None = None
-    """Makes a statement fail that would miss rows: see `harvest_lib.outbox.row_security`."""
+    """Expression that makes a statement fail if row security would hide rows: see `harvest_lib.outbox.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
-        """Put names into a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} of a `Row`,
-        {parts} (ids, topic, key and time), and {filter}, which begins with AND: the selection's, or `conditions`."""
+        """Fill in a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} (the columns of a `Row`),
+        {parts} (ids, topic, key and time) and {filter}. The filter begins with AND; `conditions` replaces the
+        conditions of the selection."""
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
@@ -72,12 +73,13 @@ class SubscriptionFilter:
 
 
 FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter]
-"""Returns the filter for the selection of the configuration, on a new connection."""
+"""Function that is called on each new connection, with the configured selection, and returns the filter to use."""
 
 
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:
-    """Return the expression of each part, for statements with values. Everything becomes text, except a value of bytes.
-    A null key or topic becomes empty, so that its record belongs to a shard; an empty topic is refused later."""
+    """Return the SQL expression of each field of a record, for statements with parameters. All fields become text,
+    except a value that is bytes. A null key or topic becomes an empty text, so that each record belongs to a shard; an
+    empty topic is refused later."""
     value = mapping.kafka_value
     created = in_statement(sql.Identifier(mapping.create_time)) if mapping.create_time is not None else sql.SQL("NULL")
     return {

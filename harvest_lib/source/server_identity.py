@@ -1,8 +1,9 @@
-"""The server behind a connection: whether a position came from it, and whether it has all records before the position.
+"""Checks of a connection's server: whether a position came from this server, and whether no record before it is lost.
 
-After a failover to an asynchronous standby, or a restore, ids of transactions and of records that were read come again
-with other content. A reader that went on would skip them, silently. So each position carries the server's identity, its
-timeline and a place in its log (LSN) that was on disk; and each connection is checked against it.
+After a failover to an asynchronous standby, or after a restore, the server reuses transaction ids and record ids that
+were already read, for other records. A reader that continued at its position would silently skip the new records. So
+each position contains the server's system identifier, its timeline, and an LSN that was flushed to disk; each new
+connection is checked against these three.
 """
 
 import re
@@ -25,7 +26,8 @@ _TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_nam
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
-# Flushes the whole log before it, regardless of the writers' `synchronous_commit`; 0.1 ms, and no privilege.
+# The message flushes all earlier WAL, regardless of the writers' `synchronous_commit`. It takes 0.1 ms and needs no
+# privilege.
 _BARRIER = "SELECT pg_logical_emit_message(true, 'harvest', '')::text"
 
 FLUSHED_UP_TO = """
@@ -34,10 +36,10 @@ CASE WHEN NOT pg_is_in_recovery() AND current_setting('synchronous_standby_names
   FROM (SELECT pg_current_wal_insert_lsn() AS lsn OFFSET 0) AS written
 ) END
 """
-"""Expression that returns the LSN up to which the log was written when the statement ran, if the log was flushed as
-far; else NULL. With an LSN, all records in the statement's snapshot are on disk: the end of a transaction is in the log
-before the transaction counts as ended, so a barrier would flush nothing more. Only a barrier waits for a synchronous
-standby.
+"""SQL expression: the LSN up to which the WAL was written when the statement ran, if the WAL was flushed up to that
+LSN; else NULL. If it is an LSN, all records in the statement's snapshot are on disk: the commit of a transaction is in
+the WAL before snapshots show the transaction as ended. A barrier would then flush nothing more. With synchronous
+standbys the expression is NULL, since only a barrier waits for a standby.
 """
 
 _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
@@ -56,9 +58,9 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlace:
-    """A place in the log of a server: its system identifier, timeline (8 hex digits) and LSN. `forked` is the LSN at
-    which the timeline left its predecessor, "" if unknown. The number of a timeline is not unique: a restore that does
-    not find the histories of other timelines in the archive uses a number again."""
+    """A WAL location: the server's system identifier, its timeline (8 hex digits) and an LSN. `forked` is the LSN at
+    which the timeline forked from its predecessor, "" if unknown. Timeline numbers are not unique: a restore that does
+    not find the history files of other timelines in the archive reuses a number."""
 
     system: str
     timeline: str
@@ -75,7 +77,7 @@ class ServerPlace:
 
 
 def require_primary(connection: psycopg.Connection[Any]) -> None:
-    """Raise DatabaseUnavailable on a standby: its snapshots list no transaction as in progress."""
+    """Raise DatabaseUnavailable if the server is a standby: snapshots there list no transaction as in progress."""
     with translated():
         row = connection.execute(_IN_RECOVERY).fetchone()
     if row is None or row[0]:
@@ -83,7 +85,7 @@ def require_primary(connection: psycopg.Connection[Any]) -> None:
 
 
 def standby() -> DatabaseUnavailable:
-    """Return the error of a connection that leads to a standby."""
+    """Return the error to raise if the server of a connection is a standby."""
     return DatabaseUnavailable(
         "the server is a standby",
         evidence="pg_is_in_recovery() is true",
@@ -92,12 +94,12 @@ def standby() -> DatabaseUnavailable:
 
 
 def place(connection: psycopg.Connection[Any]) -> ServerPlace:
-    """Return the place up to which the server's log is on disk."""
+    """Return the WAL location up to which the server has flushed its WAL to disk."""
     return _place(connection)[0]
 
 
 def _place(connection: psycopg.Connection[Any]) -> tuple[ServerPlace, Sequence[tuple[int, str]] | None]:
-    """Return the place, and the forks before its timeline, see `_forks`."""
+    """Return the flushed WAL location, and the ancestors of its timeline as `_forks` returns them."""
     with translated():
         (row,) = connection.execute(_WHERE)
     now = ServerPlace(system=row[0], timeline=row[1], lsn=row[2])
@@ -113,24 +115,26 @@ def timeline(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def barrier(connection: psycopg.Connection[Any]) -> str:
-    """Commit a record to the log and return its LSN: all rows visible before are on disk when this returns."""
+    """Commit a message to the WAL and return its LSN. When this returns, all rows visible before it are on disk."""
     with translated():
         (row,) = connection.execute(_BARRIER, prepare=True)
     return str(row[0])
 
 
 def remedy_of(subscription: str, source: str = "") -> str:
-    """Return the next step for a server that may lack records. With source `mark` only the mirror can be chosen."""
+    """Return the next step for an error about a server that may lack records. For source `mark` it offers only the
+    mirror."""
     return _REMEDY.format(name=subscription, places="mirror" if source == "mark" else "mirror|beginning|now|SNAPSHOT")
 
 
 def check(
     connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, source: str = ""
 ) -> ServerPlace:
-    """Compare the server with the place of a position, and return its place now. `source` is the position's source.
+    """Compare the server with `before`, the WAL location in a position, and return the server's current WAL location.
+    `source` is the name of the position's source.
 
-    Raises ServerRegressed when the server may lack records before the position: another cluster, a log that ends before
-    the place, or a timeline that forked before it (or at a place that the role may not read).
+    Raises ServerRegressed if the server may lack records before the position: it belongs to another cluster, its WAL
+    ends before `before`, or its timeline forked before `before` (or at an LSN that the role may not read).
     """
     now, forks = _place(connection)
     remedy = remedy_of(subscription, source)
@@ -176,8 +180,8 @@ def check(
 
 
 def check_transactions(connection: psycopg.Connection[Any], transaction_id: int, subscription: str) -> None:
-    """Raise CheckpointError if the server's transaction ids have not reached the position's transaction, and
-    DatabaseUnavailable on a standby."""
+    """Raise CheckpointError if the server's transaction ids have not reached `transaction_id`, the highest of a
+    position. Raise DatabaseUnavailable on a standby."""
     with translated():
         (row,) = connection.execute(_NEXT_TRANSACTION)
     if row[1]:
@@ -198,8 +202,8 @@ def lsn_number(lsn: str) -> int:
 
 
 def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerPlace) -> tuple[str, str | None]:
-    """Return the LSN at which an ancestor of the present timeline began, "" if unknown, and the LSN at which it was
-    left; None for the present timeline, or if `timeline` is not an ancestor."""
+    """Return the LSN at which `timeline` began, and the LSN at which its successor forked from it. The first is "" if
+    unknown. The second is None if `timeline` is the current timeline or not among its ancestors."""
     known = forks or ()
     if timeline == now.timeline:
         return now.forked, None
@@ -210,8 +214,8 @@ def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerP
 
 
 def _forks(connection: psycopg.Connection[Any], timeline: str) -> Sequence[tuple[int, str]] | None:
-    """Return the ancestors of this timeline, oldest first, and the LSN at which each was left; None if that cannot be
-    read."""
+    """Return the ancestors of a timeline, oldest first, each as its number and the LSN at which its successor forked.
+    None if the history file cannot be read."""
     if timeline == _FIRST_TIMELINE:
         return ()
     if _lacks_grant(connection):
@@ -221,14 +225,14 @@ def _forks(connection: psycopg.Connection[Any], timeline: str) -> Sequence[tuple
     except (pg.InsufficientPrivilege, pg.UndefinedFile, pg.UndefinedFunction):
         return None
     except psycopg.Error as error:
-        raise translate(error) from error  # unknown: the next connection queries again
+        raise translate(error) from error  # the outcome is unknown: the next connection queries again
     lines = str(row[0]).splitlines() if row else []
     found = [re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", each) for each in lines]
     return [(int(each[1]), each[2]) for each in found if each]
 
 
 def _lacks_grant(connection: psycopg.Connection[Any]) -> str | None:
-    """Return the connection's role, quoted, if it may not read the timeline's history."""
+    """Return the connection's role, quoted, if the role may not read the timeline's history file; else None."""
     with translated():
         row = connection.execute(_LACKS_GRANT).fetchone()
     return str(row[0]) if row is not None else None

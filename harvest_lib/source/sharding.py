@@ -1,15 +1,16 @@
-"""The shard of a key: a number from 0 to one less than the number of shards.
+"""The shard of a key: an integer from 0 up to, but not including, the number of shards.
 
-Promises: Python and SQL give the same number for the same key, on every supported Postgres, on every machine, until the
-number of shards changes; keys spread evenly.
+Promises: until the number of shards changes, Python and SQL compute the same shard for a key, on every supported
+version of Postgres and on every machine. Keys spread evenly over the shards.
 
-The shard is the first 28 bits of the MD5 of the key's bytes in UTF-8, modulo the number of shards. Postgres's own
-hashes of text may change with its version; its CRC-32 came with 18. For 500,000 keys, on a single core, above the 50 ms
-of counting them: this MD5 0.24 s, SHA-256 likewise 0.32 s, CRC-32 0.10 s. MD5 has no security purpose here. A server
-with OpenSSL in FIPS mode refuses MD5, and cannot have more than 1 shard.
+The shard is the first 28 bits of the MD5 of the key in UTF-8, modulo the number of shards. Postgres' own hashes of text
+may change with its version, and its CRC-32 exists only from version 18 on. Measured for 500,000 keys on a single core,
+in addition to the 50 ms of counting the keys: MD5 0.24 s, SHA-256 0.32 s, CRC-32 0.10 s. MD5 has no security purpose
+here. A server with OpenSSL in FIPS mode refuses MD5, and is limited to 1 shard.
 
-A database in another encoding than UTF-8 gives the same numbers, since its text is converted first. In SQL_ASCII text
-has no encoding and is hashed as it is: the numbers are the same if the bytes written there are UTF-8.
+A database with another encoding than UTF-8 computes the same shards, since the statement converts the key to UTF-8
+first. In an SQL_ASCII database text has no encoding, and the key's bytes are hashed unconverted: the shards are equal
+if writers write UTF-8.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from psycopg import sql
 
 _HEX_DIGITS = 7  # 28 bits: the most that make an `int` without a sign
 
-# `mod` and not `%`: a statement with parameters needs `%%`, a statement without needs `%`.
+# The expression uses `mod`, since `%` would have to be written `%%` in statements with parameters only.
 _SHARD = "mod(('x' || left(md5(convert_to({column}, 'UTF8')), {digits}))::bit(28)::int, {shards})"
 
 
@@ -29,6 +30,6 @@ def shard_of(key: str, shards: int) -> int:
 
 
 def shard_expression(column: sql.Composable, shards: int) -> sql.Composed:
-    """Return the SQL of `shard_of` for a text column: an `int`, null for null. It fits statements with and without
-    parameters."""
+    """Return the SQL expression of `shard_of` for a text column: an `int`, or null for a null key. Statements with and
+    without parameters can contain it."""
     return sql.SQL(_SHARD).format(column=column, digits=sql.Literal(_HEX_DIGITS), shards=sql.Literal(shards))

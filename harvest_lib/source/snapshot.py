@@ -1,4 +1,4 @@
-"""The snapshot source: records that became visible between two snapshots, in order of id. Reads, and never writes.
+"""The snapshot source: it reads the records that became visible between two snapshots, by id. It writes nothing.
 
     prev ──────────── a window: visible in cur, not in prev ─────────► cur, which is the next prev
                       page, page, page … each by id
@@ -6,19 +6,19 @@
 Promises
 - Nothing is skipped: a committed record becomes visible between two snapshots, however long its transaction was open
   and whatever its id.
-- A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
-  window by id; and records committed before a window was taken come before later records.
+- The records of a key are returned in the order of their commits, if writers lock the key before they insert. Within a
+  window the order is by id, and all records of a window are returned before the records of the next window.
 - A long or idle transaction delays only its own records.
-- The source keeps no transaction open: both snapshots are text in the position, so a window of any size is read page by
-  page, also by a later leader.
-- Returned records were on disk before: a barrier is committed after the snapshot was taken, unless the server reports
-  that its log is flushed as far as it is written. A poll that finds nothing usually keeps the position: without a
-  flush, a crash could undo a transaction that the snapshot lists as ended, and its id would come again. Under a filter
-  the position is saved now and then, after a barrier.
-- With an end at a snapshot, it returns exactly the records in that snapshot, then a position with `until`, then
+- The source keeps no transaction open: the position contains both snapshots as text. So a window of any size can be
+  read page by page, also by a later leader.
+- Returned records are on disk: after it takes a snapshot, the source commits a barrier, unless the server reports that
+  all WAL written so far is flushed. A poll that finds no records usually leaves the position unchanged: without a
+  flush, a crash could undo a transaction that the snapshot shows as ended, and its id would be reused. With a filter,
+  such polls save the position from time to time, after a barrier.
+- With an end at a snapshot, the source returns exactly the records in that snapshot, then a position with `until`, then
   nothing.
 
-While a page is delivered the next pages are read.
+While the caller delivers a page, the source reads the next pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,9 +54,9 @@ class SnapshotSource(ConnectedSource):
 
     _prev = NOTHING
     _cur: Snapshot | None = None  # set while a window is being read by pages
-    _after: int | None = None  # last id read of the window
+    _after: int | None = None  # id of the last record read in the window
     _streams: Sequence[Stream] = ()
-    _is_over = False  # all records in the filter's `until` were read, and that was reported
+    _is_over = False  # all records in the filter's `until` were read, and a page with `until` was returned
 
     def open(self, position: Position | None) -> Position:
         self._end_window()
@@ -116,7 +116,7 @@ class SnapshotSource(ConnectedSource):
         return Page(readable(by_id(found), connection), self._position(None), more=False)
 
     def _last_window(self, until: Snapshot, limit: int) -> Page | None:
-        """Read up to the snapshot `until`, and no further. A position past it stays."""
+        """Read the records in the snapshot `until`, and no others. A position after `until` does not change."""
         if self._is_over:
             return None
         if not self._prev.covers(until):
@@ -155,8 +155,9 @@ class SnapshotSource(ConnectedSource):
         return Page(rows, self._position(None), more=True)
 
     def _end_window(self) -> None:
-        """Leave the window. Waits for prefetched rows as long as a frozen server still acknowledges TCP: this process
-        cannot lead the shard again before that server answers. A stop does not wait for it."""
+        """End the window: cancel its statements and wait for them. If the server is frozen but still acknowledges TCP,
+        the wait lasts until it answers, and this process cannot lead the shard again before that. A stop of the process
+        does not wait."""
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):
@@ -187,5 +188,5 @@ class SnapshotSource(ConnectedSource):
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
-    """Return the position after all records in a snapshot, at a place in the server's log."""
+    """Return the position after all records in the snapshot `at`. `place` is the WAL location as JSON."""
     return {"source": NAME, "prev": str(at), "server": place}

@@ -1,17 +1,17 @@
-"""The statements of `snapshot`. {table}, {id}, {transaction_id}, {columns} and {filter} are filled in by `Selection`.
+"""SQL of `snapshot`. `Selection` fills in {table}, {id}, {transaction_id}, {columns} and {filter}.
 
-No statement finds more than %(bytes)s bytes of records: see `by_bytes`.
+No statement returns more than %(bytes)s bytes of records: see `by_bytes`.
 
-Transactions that the snapshot *prev* did not see are its in-progress list, and all from its xmax on. Both are searched
-by the index on (transaction_id, id), never from the snapshot's xmin: with an idle writer every poll would read all rows
-written since that writer began.
+The snapshot *prev* does not see two groups of transactions: all in its in-progress list, and all from its xmax on.
+The statements find the records of both groups by the index on (transaction_id, id). They never search from the xmin of
+the snapshot: with an idle writer, every poll would then read all rows written since that writer began.
 """
 
 from harvest_lib.source.by_bytes import all_or_none, within
 from harvest_lib.source.server_identity import FLUSHED_UP_TO
 
-# A single statement, so that the returned snapshot is the statement's own. The ranges of ended transactions lie between
-# the transactions in progress: the rows of an open transaction, a million perhaps, are stepped over.
+# A single statement returns the records and its own snapshot. It searches the ranges of transaction ids between the
+# transactions in progress, and so skips the rows of an open transaction, perhaps a million.
 _FOUND = """
   (
     SELECT fresh.* FROM (
@@ -54,8 +54,8 @@ WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
   AND pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot)
 """
 
-# By the primary key, regardless of statistics: the CASE keeps the planner from the other index, which needs a sort for
-# every page.
+# The statement uses the primary key, regardless of statistics: because of the CASE, the planner cannot use the index on
+# (transaction_id, id), which would need a sort for every page.
 _BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
@@ -68,8 +68,8 @@ FRESH_ALL = all_or_none(_BY_ID)
 
 FRESH = within(_BY_ID)
 
-# By (transaction_id, id): with an equality the planner could choose the primary key, and walk over the records of all
-# other transactions.
+# The statement compares (transaction_id, id): with an equality of transaction_id, the planner could choose the primary
+# key and read the records of all other transactions.
 LATE = within("""
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (

@@ -1,4 +1,4 @@
-"""The thread that calls the database, so that the next page is read while the current page is sent."""
+"""A thread for database calls: it reads the next page while the current page is sent."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,8 +12,8 @@ Argument = TypeVar("Argument")
 
 
 class CallThread(Generic[Argument]):
-    """Call functions with the same argument, in turn, on a thread of its own. The thread is a daemon: a statement that
-    hangs does not keep the process from ending."""
+    """A thread that calls functions one after another, each with the same argument. The thread is a daemon: a statement
+    that hangs does not prevent the process from ending."""
 
     def __init__(self, argument: Argument, name: str) -> None:
         self._argument = argument
@@ -21,13 +21,13 @@ class CallThread(Generic[Argument]):
         self._thread = threads.start(name, self._serve)
 
     def submit(self, call: Callable[[Argument], Answer]) -> "Future[Answer]":
-        """Call `call` after all earlier calls; its result or error is the answer."""
+        """Run `call` on the thread, after all earlier calls. Return a future of its result or error."""
         answer: Future[Answer] = Future()
         self._calls.put((call, answer))
         return answer
 
     def end(self, timeout_seconds: float | None = None) -> None:
-        """End the thread after the calls made so far; wait up to `timeout_seconds` for the end. Safe to repeat."""
+        """End the thread after all submitted calls, and wait for the end up to `timeout_seconds`. Safe to repeat."""
         self._calls.put(None)
         self._thread.join(timeout_seconds)
 

@@ -1,14 +1,14 @@
-"""The transaction_id source: records by (transaction_id, id), up to the oldest transaction that is still open.
+"""The transaction_id source: it reads records by (transaction_id, id), up to the oldest transaction still open.
 
-A simple position, two numbers, that plain SQL can poll and advance as well. Limits: the order follows the times when
-transactions *began* to write, so records of a key from concurrent transactions can come in another order than they
-were committed in. A transaction that writes and idles holds up all readers, in any database of the cluster.
+Its position is simple: two numbers, which plain SQL can poll and advance as well. It has two limits. Records are in the
+order in which transactions *began* to write, so concurrent transactions may have committed the records of a key in
+another order. And a transaction that writes and then idles, in any database of the cluster, delays all readers.
 
 Promises
-- Nothing is skipped: below the oldest open transaction no record can appear any more.
-- Returned records were on disk before (a barrier is committed after they were read).
-- With an end at a snapshot, it returns records written before that snapshot's oldest open transaction, then a position
-  with `until`, then nothing.
+- Nothing is skipped: no record can appear any more below the oldest open transaction.
+- Returned records are on disk: the source commits a barrier between reading and returning them.
+- With an end at a snapshot, the source returns the records written before that snapshot's oldest open transaction, then
+  a position with `until`, then nothing.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class TransactionIdSource(ConnectedSource):
 
     _transaction = 0
     _id = 0
-    _is_over = False  # all records before the filter's `until` were read, and that was reported
+    _is_over = False  # all records before the filter's `until` were read, and a page with `until` was returned
 
     def open(self, position: Position | None) -> Position:
         self._defer(position)
@@ -97,7 +97,8 @@ class TransactionIdSource(ConnectedSource):
         return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:
-        """Move the position to just before `xmin`, if a poll without records justifies a checkpoint."""
+        """Handle a poll that found no records before `xmin`. If a checkpoint is justified, move the position to just
+        before `xmin` and return a page without records; else return None."""
         until = self._filter.until
         if until is None and not self._should_advance(xmin - 1 - self._transaction, began):
             return None
@@ -119,12 +120,14 @@ class TransactionIdSource(ConnectedSource):
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
-    """Return the position before the oldest transaction that a snapshot did not see, at a place in the server's log."""
+    """Return the position just before the oldest transaction that the snapshot `at` does not see. `place` is the WAL
+    location as JSON."""
     return {"source": NAME, "transaction_id": str(at.xmin - 1), "id": _HIGHEST_ID, "server": place}
 
 
 def snapshot_of(position: Position) -> Snapshot | None:
-    """Return the snapshot that sees exactly the records that a position has passed; None within a transaction."""
+    """Return the snapshot that sees exactly the records before a position. None if the position is within a
+    transaction."""
     if position["id"] != _HIGHEST_ID:
         return None
     following = int(position["transaction_id"]) + 1

@@ -1,1 +1,1 @@
-"""Operators' actions on subscriptions: list, rewind, reshard, move and remove them, and see their lag."""
+"""Operators' commands for subscriptions: add, list with lag, rewind, reshard, move to another server, and remove."""

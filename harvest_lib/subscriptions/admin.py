@@ -1,14 +1,14 @@
-"""The subscriptions of an outbox, for operators: list them with their lag, add, rewind and remove them.
+"""Operators' commands for the subscriptions of an outbox: list them with their lag, add, rewind and remove them.
 
 Promises
-- A command makes all its changes in a single transaction, under a lock that leaders take before they lead.
-- A rewound subscription has a new generation: positions that were saved before, in Postgres or in Kafka, do not count
-  any more, not even if a subscription of its name was removed and added again. A generation is never lower than the
-  time it was made at, in seconds.
-- A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
-- A snapshot belongs to its server: a snapshot of another server is refused, and so is a snapshot that may be of another
-  server, if the outbox came from there. `LOW_WATERMARK@SYSTEM` names the server.
-- Delivered records that are still to be acknowledged stay so, wherever the subscription is moved.
+- A command makes all its changes in a single transaction, under a lock that leaders also take before they lead.
+- A rewound subscription has a new generation, so positions saved earlier, in Postgres or in Kafka, are not valid any
+  more. This holds even if a subscription is removed and added again with the same name: a generation is never lower
+  than the time of its creation, in seconds.
+- The snapshot at which a subscription begins is on disk before it is used, and is stored with its WAL location.
+- A snapshot belongs to a server. A snapshot of another server is refused. If the outbox came from another server, a
+  snapshot that may belong to that server is refused too. `LOW_WATERMARK@SYSTEM` names the server.
+- Pending acknowledgements of delivered records stay pending, even if the subscription is rewound.
 """
 
 import re
@@ -73,7 +73,7 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Result of placing a subscription: its new place, `is_led` if it has a leader, and warnings for the operator."""
+    """The result of adding or rewinding a subscription. `to` is the snapshot where it continues, or `mirror`."""
 
     to: str
     generation: int
@@ -82,9 +82,9 @@ class Moved:
 
 
 class Subscriptions:
-    """The subscriptions of the outbox that `selection` reads, on a connection of the caller's, in autocommit.
+    """The subscriptions of the outbox that `selection` reads. `connection`, the caller's, must be in autocommit.
 
-    All calls raise DatabaseError, and CheckpointError for a subscription that does not fit.
+    All calls raise DatabaseError, and CheckpointError if a subscription is not in the state that the call requires.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxTable, selection: Selection) -> None:
@@ -95,11 +95,11 @@ class Subscriptions:
     # -- queries
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return the state of each shard, of all subscriptions or of the named subscription."""
+        """Return the state of each shard of the subscription `name`, or of all subscriptions."""
         return read_shards(self.connection, self.outbox.subscriptions.identifier, name)
 
     def get(self, name: str) -> Sequence[SubscriptionShard]:
-        """Return the state of each shard of a subscription. Raises CheckpointError if there is none of that name."""
+        """Return the state of each shard of a subscription. Raises CheckpointError if there is no such subscription."""
         if found := self.shards(name):
             return found
         others = sorted({each.name for each in self.shards()})
@@ -110,7 +110,7 @@ class Subscriptions:
         )
 
     def readable(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return the same as `shards`. Raises CheckpointError if one of the checkpoints cannot be read."""
+        """Return the same as `shards`. Raises CheckpointError if the checkpoint of any shard cannot be read."""
         found = self.shards(name)
         for each in found:
             if each.checkpoint_trouble:
@@ -118,8 +118,8 @@ class Subscriptions:
         return found
 
     def lag(self, shard: SubscriptionShard, most: int = MOST) -> Backlog:
-        """Return the backlog of a shard; counts no further than `most`. The backlog of a shard that marks is the whole
-        table."""
+        """Return the backlog of a shard, counted up to `most` records. If the shard's leaders mark rows, the backlog is
+        the whole table."""
         if shard.marks:
             return backlog_of_table(self.connection, self._selection, most)
         return backlog_behind(
@@ -145,10 +145,10 @@ class Subscriptions:
         topics: Sequence[str] | None = None,
         keys: str | None = None,
     ) -> Moved:
-        """Begin a subscription: at `beginning`, `now`, or a snapshot; of some topics, of keys that an expression
-        matches.
+        """Add a subscription. `start` is `beginning`, `now` or a snapshot. The optional filter consists of `topics` and
+        of `keys`, a regular expression for keys.
 
-        Raises CheckpointError if there is one of that name, and ConfigError for illegal values.
+        Raises CheckpointError if a subscription of that name exists, and ConfigError for illegal values.
         """
         self._check(name, source, shards, topics, keys)
         at, place = self.anchor(start)
@@ -180,7 +180,7 @@ class Subscriptions:
         return Moved(to=str(at), generation=generation, is_led=False, warnings=self._dropped_before(at))
 
     def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
-        """Remove a subscription; return its last state. Raises CheckpointError while it is led, unless `force`."""
+        """Remove a subscription and return its last state. Without `force`, raises CheckpointError if it is led."""
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             shards = self.get(name)
@@ -197,9 +197,9 @@ class Subscriptions:
         return shards
 
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
-        """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
+        """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`, which is the checkpoint in Postgres.
 
-        `source` changes the kind of its positions; if the new kind cannot express the old position, records repeat.
+        `source` names a new source. If its positions cannot express the old position, some records are sent twice.
         """
         if source is not None and source not in SOURCES:
             raise unknown_source(source)
@@ -250,11 +250,11 @@ class Subscriptions:
     # -- parts of commands
 
     def anchor(self, text: str) -> tuple[Snapshot, server_identity.ServerPlace]:
-        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log."""
+        """Return the snapshot that `text` means, and its WAL location; see `starting_points.anchor`."""
         return anchor(self.connection, self.outbox, text, lambda: [each.checkpoint for each in self.shards()])
 
     def placed(self, before: OutboxCheckpoint | None) -> dict[str, Any]:
-        """Return the origin of a checkpoint that replaces an earlier checkpoint by order of an operator."""
+        """Return the origin for a checkpoint with which an operator's command replaces the checkpoint `before`."""
         origin = before.origin if before is not None else {}
         now = str(identity_of(self.connection, self.outbox.identifier))
         was = [each for each in (*origin.get("was", ()), origin.get("identity", now)) if each != now]
@@ -268,18 +268,18 @@ class Subscriptions:
         self.execute(_ADD, **values)
 
     def place(self, statement: str, checkpoint: OutboxCheckpoint, **row: Any) -> None:
-        """Put a checkpoint into the row of a shard with a statement, in the caller's transaction."""
+        """Write a checkpoint into a shard's row with a statement and its parameters, in the caller's transaction."""
         saved = Jsonb(checkpoint.as_json())
         self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        """Run a statement on the table of subscriptions, {table}, or of the ids that they have parked, {parked_ids}."""
+        """Run a statement. {table} in it is the table of subscriptions, {parked_ids} the table of parked ids."""
         tables = {"table": self.outbox.subscriptions.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(each) for name, each in tables.items()}
         return self.connection.execute(sql.SQL(statement).format(**names), values)
 
     def now(self) -> int:
-        """Return the server's time in seconds, the lowest generation to begin with."""
+        """Return the server's time in seconds: the lowest value for a new generation."""
         row = self.connection.execute(_NOW).fetchone()
         return int(row[0]) if row is not None else 0
 
@@ -308,7 +308,7 @@ class Subscriptions:
                 ) from error
 
     def _dropped_before(self, at: Snapshot) -> list[str]:
-        """Return a warning if dropped records, older than the oldest kept record, may be part of the delivery."""
+        """Return a warning, in a list, if a subscription that begins at `at` may miss records of dropped segments."""
         with translated():
             bounds = [each for (each,) in self.connection.execute(_BOUNDS, (str(self.outbox),))]
             if not bounds or any("MINVALUE" in each for each in bounds):

@@ -1,9 +1,9 @@
-"""The backlog of an outbox: how many records wait, and how old the oldest is. All reports of it read it here.
+"""The backlog of an outbox: the number of undelivered records, and the age of the oldest. All reports use this module.
 
 Promises
-- Up to `most` records the number is exact. Above, it is an estimate from ids, and is marked as an estimate.
-- No statement scans the outbox: each reads a bounded number of rows, in the order of an index.
-- Ages are by the database's clock.
+- Up to `most` records, the number is exact. Above `most`, it is an estimate from ids, and is marked as an estimate.
+- No statement scans the outbox: each reads a bounded number of rows, in index order.
+- Ages are measured by the database's clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Default limit of the records that are checked."""
+"""Default for the maximum number of records to check."""
 
 _NUMBERS = """
 count(*), extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8
 """
 
-# Both searches use the index on (transaction_id, id). Of a batch that is being read by pages, records up to the page's
-# end are delivered, except deferred records.
+# The first two searches use the index on (transaction_id, id). If a window (`batch`) is being read by pages, its
+# records up to the id `done` are delivered, except deferred records.
 _BEHIND = """
 WITH found AS (
   SELECT * FROM (
@@ -45,7 +45,8 @@ SELECT {numbers}, coalesce(min(id), (SELECT min(id) FROM found))::bigint, (SELEC
 FROM waiting
 """
 
-# If all found records are delivered, of a larger batch: the records behind it by id; some may be older.
+# For a window that is being read by pages, if all records that _BEHIND has found are delivered: finds the records after
+# the id `done`. There may be older records that this search does not find.
 _AHEAD = """
 WITH ahead AS (
   SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
@@ -54,13 +55,13 @@ WITH ahead AS (
 SELECT {numbers}, min(id)::bigint, true, 0 FROM ahead
 """
 
-# If no checked record waits: the first record that may wait.
+# If no checked record is undelivered: finds the first record that may be.
 _NEXT = """
 SELECT {numbers}, min(id)::bigint, true, 0
 FROM (SELECT {parts} FROM {table} WHERE {id} >= %(next)s ORDER BY {id} LIMIT 1) AS next
 """
 
-# The first rows by the primary key: purged rows are gone, so all rows wait.
+# Finds the first rows by the primary key. Delivered rows are purged, so all rows in the table are undelivered.
 _HEAD = """
 SELECT {numbers}, min(id)::bigint, count(*) > %(most)s, count(leader_id)
 FROM (SELECT {id} AS id, {create_time} AS create_time, leader_id FROM {table} ORDER BY {id} LIMIT %(limit)s) AS head
@@ -77,12 +78,12 @@ _OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier(name) for name in (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Records that are committed and not delivered: their number, and the age of the oldest in seconds; None if none
-    waits, or no column has the time of creation.
+    """The committed, undelivered records: their number, and the age of the oldest record in seconds. The age is None if
+    there is no record, or if the table has no column for the time of creation.
 
-    `is_estimate`: there may be more or fewer records, and older records; `counted` of them wait for certain.
-    `first_id`: the lowest id that waits, or may. `marked`: how many counted records are marked. `epoch`: the term's
-    rising number, None where rows are marked, as terms then have only an id."""
+    `is_estimate`: the number is an estimate, and there may be older records. `counted`: the number of records that are
+    certainly undelivered. `first_id`: the lowest id that is, or may be, undelivered. `marked`: the number of counted
+    records that are marked. `epoch`: the epoch of the leader, None if the source is `mark`, whose terms have none."""
 
     records: int
     oldest_age_seconds: float | None = None
@@ -94,12 +95,12 @@ class Backlog:
 
     @property
     def age_seconds(self) -> float:
-        """Return the age of the oldest record, 0 if none is known."""
+        """The age of the oldest record in seconds; 0 if it is unknown or there is no record."""
         return self.oldest_age_seconds or 0.0
 
     @property
     def is_empty(self) -> bool:
-        """Return True if the backlog is certainly empty."""
+        """True if the backlog is certainly empty."""
         return not self.records and not self.is_estimate
 
     def __str__(self) -> str:
@@ -123,8 +124,8 @@ def backlog_behind(
     keys: str | None,
     most: int = MOST,
 ) -> Backlog:
-    """Return the backlog behind a position, for a shard's `share` (shard, shards) of the keys, under a filter. Checks
-    `most` records at most, and as many ahead of a batch that is being read."""
+    """Return the backlog of a shard: the records after its position that pass its filter. `share` is (number of the
+    shard, number of shards). Checks about `most` records, and again as many if a window is being read by pages."""
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     position = position or {}
     values = values_of(source, position, most)
@@ -140,7 +141,7 @@ def backlog_behind(
 
 
 def total(parts: Sequence[Backlog]) -> Backlog:
-    """Return the backlog of all shards of a subscription."""
+    """Return the backlog of a subscription: the sum of the backlogs of its shards."""
     return Backlog(
         records=sum(each.records for each in parts),
         oldest_age_seconds=max(
@@ -173,7 +174,7 @@ def _read(
 
 
 def _estimated(connection: psycopg.Connection[Any], selection: Selection, found: Backlog, shards: int = 1) -> Backlog:
-    """Return the backlog with an estimate of the number, from the first waiting id to the last committed id."""
+    """If the number in a backlog is an estimate, compute it from the first undelivered id and the last committed id."""
     if not found.is_estimate:
         return found
     with translated():
@@ -184,8 +185,8 @@ def _estimated(connection: psycopg.Connection[Any], selection: Selection, found:
 
 
 def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
-    """Return the values of a position for the statements that count its backlog. Raises KeyError, ValueError, TypeError
-    or AttributeError for an invalid position."""
+    """Return the parameters of the statements that count the backlog after a position. Raises KeyError, ValueError,
+    TypeError or AttributeError for an invalid position."""
     prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
     return {
         "xmax": str(prev.xmax),

@@ -1,4 +1,4 @@
-"""Records of an outbox that a subscription has delivered, as a condition for statements that read the outbox."""
+"""SQL condition for the records of an outbox that a subscription has delivered, for statements that read the outbox."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,10 @@ _VISIBLE = "pg_visible_in_snapshot({}, {}::pg_snapshot)"
 
 
 def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: str) -> Sequence[SubscriptionShard]:
-    """Return the state of each shard of a subscription; none, if the outbox has no subscription at all.
+    """Return the state of each shard of a subscription; empty if the outbox has no subscriptions.
 
-    Raises CheckpointError if it has other subscriptions only, DatabaseAccessDenied if rows are hidden from this user.
+    Raises CheckpointError if the outbox has only other subscriptions, and DatabaseAccessDenied if row security hides
+    rows from this role.
     """
     if outbox.beside(connection, "subscriptions") is None:
         return ()
@@ -38,8 +39,8 @@ def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: st
 
 
 def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Composable]) -> sql.Composable:
-    """Return the condition for records that `shards` delivered, or parked. `columns` has the expressions of `id`,
-    `transaction_id` and `kafka_key`."""
+    """Return an SQL condition that is true for records that `shards` have delivered or parked. `columns` contains the
+    SQL expressions of `id`, `transaction_id` and `kafka_key`."""
     passed = []
     for each in shards:
         hold = sql.Literal(each.retention_hold)

@@ -1,17 +1,17 @@
-"""Subscriptions go on after their outbox was moved to another server: by dump and restore, pg_upgrade or replication.
+"""Continues subscriptions after their outbox moved to another server: by dump and restore, pg_upgrade or replication.
 
     which rows came along ─► which rows each subscription has delivered ─► new transaction ids for the rows, and new
                              (by the old ids, and its last checkpoint)     positions, all in one transaction
 
 Promises
-- Nothing is lost: a row that no checkpoint has passed is still to come, and so are all rows written here.
-- No row that the last checkpoint has passed comes again. If the last checkpoint is in Kafka, it is read there.
-- Rows that came along come before rows written here, each key's records in the order of their ids.
-- Records that are deferred, parked or wait for an acknowledgement stay so.
-- A move that is killed has changed nothing; a repeated move changes nothing more. A fact that cannot be known is an
-  error, which names the option for it.
+- Nothing is lost: rows after the last checkpoint are still delivered, and so are all rows written on this server.
+- No row before the last checkpoint is delivered again. If the last checkpoint is in Kafka, it is read from Kafka.
+- Moved rows are delivered before rows written on this server. The records of a key are delivered in order of id.
+- Records that are deferred, parked or not yet acknowledged remain so.
+- If a move is killed, nothing has changed. A repeated move changes nothing more. If a necessary fact cannot be
+  determined, an error names the option with which the operator supplies it.
 
-After pg_upgrade transactions keep their numbers, so positions go on as they are, and no row is touched.
+After pg_upgrade, transaction ids continue, so positions do not change, and no row is changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,10 +37,10 @@ from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.subscriptions.starting_points import position_at, system_of
 
 UNKNOWN = "unknown"
-"""The server that rows came from, if no checkpoint names it."""
+"""Name of the old server if no checkpoint contains its system identifier."""
 
 MOST_DEFERRED = 20_000
-"""Limit of the records that a position may defer by their ids."""
+"""Maximum number of deferred ids in a position."""
 
 _PLACE = """
 UPDATE {table} SET generation = %(generation)s, low_watermark = %(low_watermark)s,
@@ -51,12 +51,12 @@ WHERE subscription = %(name)s AND shard = %(shard)s
 _FORGET_CLOSED = "DELETE FROM {segments} WHERE NOT leaving"
 
 Fetch = Callable[[SubscriptionShard], Mapping[str, Any] | None]
-"""Returns the last checkpoint of a shard in Kafka, if any."""
+"""Function that returns the last checkpoint of a shard in Kafka, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedOutbox:
-    """Result of a move. `waiting` are the rows that came along and are still to be delivered, by subscription."""
+    """The result of a move. `waiting` is the number of moved rows that are not yet delivered, by subscription."""
 
     from_system: str
     to_system: str
@@ -65,10 +65,10 @@ class MovedOutbox:
 
 
 class Moving:
-    """A move of all subscriptions of an outbox. `fetch` reads checkpoints that are kept in Kafka."""
+    """The move of all subscriptions of an outbox to this server. `fetch` reads checkpoints from Kafka."""
 
     def __init__(self, subscriptions: Subscriptions, fetch: Fetch, *, from_mirror: bool = False) -> None:
-        """`from_mirror`: go on from the mirrors in Postgres; records delivered after they were written come again."""
+        """`from_mirror`: continue from the mirrors in Postgres; records delivered after them are delivered again."""
         self._subscriptions = subscriptions
         self._connection = subscriptions.connection
         self._outbox = subscriptions.outbox
@@ -76,10 +76,10 @@ class Moving:
         self._from_mirror = from_mirror
 
     def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
-        """Move them; None if every subscription is of this server already. `last_id` is the last id of the old server.
+        """Move the subscriptions. Return None if all belong to this server. `last_id` is the old server's last id.
 
-        Raises CheckpointError while a subscription is led or its last checkpoint is unavailable, and OutboxTableError
-        if the rows that came along cannot be known.
+        Raises CheckpointError if a subscription has a leader, or if its last checkpoint is unavailable. Raises
+        OutboxTableError if it cannot be determined which rows were moved.
         """
         subscriptions, connection = self._subscriptions, self._connection
         server_identity.require_primary(connection)
@@ -141,7 +141,7 @@ class Moving:
     # -- delivered records
 
     def _last(self, shard: SubscriptionShard) -> OutboxCheckpoint | None:
-        """Return the last valid checkpoint of a shard: Kafka's, if that is valid."""
+        """Return a shard's last checkpoint, from Kafka if Postgres has only a mirror; None if it has no position."""
         mirror = shard.checkpoint
         if mirror is None or mirror.position is None:
             return None
@@ -168,7 +168,7 @@ class Moving:
         return replace(theirs, origin=mirror.origin)
 
     def _kept(self, lasts: Sequence[OutboxCheckpoint | None]) -> list[Mapping[str, Any]]:
-        """Return positions that go on as they are."""
+        """Return the positions of the checkpoints unchanged."""
         return [(each.position or {}) if each is not None else {} for each in lasts]
 
     def _ranked(
@@ -178,8 +178,8 @@ class Moving:
         shards: Sequence[SubscriptionShard],
         lasts: Sequence[OutboxCheckpoint | None],
     ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
-        """Stamp the rows that came along so that each subscription finds its undelivered rows; return the positions
-        and the rows that wait. Rows that more subscriptions have delivered come first."""
+        """Give the moved rows new transaction ids: lower ids for rows that more subscriptions have delivered. Return
+        the new position of each shard, and the number of undelivered rows by subscription."""
         names = sorted({each.name for each in shards})
         conditions = [
             _any_of([_delivered(each, last) for each, last in zip(shards, lasts, strict=True) if each.name == name])
@@ -247,7 +247,7 @@ _NOWHERE = server_identity.ServerPlace(system="", timeline="", lsn="").as_json()
 
 
 def kafka_checkpoints(config: HarvestConfig) -> Fetch:
-    """Return a function that reads a shard's checkpoint in Kafka, under the names that it was written under."""
+    """Return a function that reads the checkpoint of a shard in Kafka, from the topic that it was written to."""
     settings = config.kafka_settings(for_producer=False)
 
     def fetch(shard: SubscriptionShard) -> Mapping[str, Any] | None:
@@ -283,7 +283,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
 
 
 def _delivered(shard: SubscriptionShard, last: OutboxCheckpoint | None) -> sql.Composable:
-    """Return the condition for delivered rows of a shard, among rows with the old server's transaction ids."""
+    """Return the SQL condition for delivered rows of a shard, as long as rows have the old server's transaction ids."""
     if last is None or last.position is None:
         return sql.SQL("false")
     position = last.position

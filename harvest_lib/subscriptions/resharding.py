@@ -1,14 +1,14 @@
-"""Changing the number of shards of a subscription while it is harvested, each key's order kept.
+"""Changes the number of shards of a subscription during delivery, and preserves the order of each key.
 
-    stop every shard at a snapshot S ─► each delivers all that S saw, and reports it ─► in one transaction: the old rows
-                    ▲                                     │                              go, the new rows begin at S
-                    └────── a shard had passed S already ─┘
+    set the end of every shard to a snapshot S ─► each delivers all records in S ─► in one transaction: delete the old
+                    ▲                             and reports that                  rows, add new rows that begin at S
+                    └─ a shard was already after S ──┘
 
 Promises
-- The new shards begin where every old shard ended: nothing is skipped, and nothing comes twice.
-- A leader of an old shard, dead or alive, can neither save nor deliver anything that the new shards do not know:
-  it has stopped before its row goes, and a later save is refused.
-- If the change cannot be done in time, the shards go on as before.
+- The new shards begin where all old shards ended: no record is skipped, and no record is delivered twice.
+- A leader of an old shard, dead or alive, can save or deliver nothing that the new shards do not take into account: it
+  has stopped before its row is deleted, and a later save is refused.
+- If the change is not finished in time, the shards continue as before.
 """
 
 import time
@@ -31,7 +31,8 @@ from harvest_lib.subscriptions.starting_points import place_of, position_at
 _POLL_SECONDS = 0.1
 
 _STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
-# A save that is under way is waited for, and counts.
+# Deletes parked ids that were sent. The statement runs after the rows of the subscription are locked: it has waited for
+# any running save.
 _FORGET_SENT = """
 DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
 """
@@ -41,7 +42,7 @@ _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharded:
-    """Number of shards before and after, and the snapshot between."""
+    """The result: the number of shards before and after, and the snapshot `at` which the new shards begin."""
 
     before: int
     after: int
@@ -49,7 +50,7 @@ class Resharded:
 
 
 class Resharding:
-    """A change of the number of shards. `tell` gets a text that names the late shards."""
+    """A change of the number of shards. `tell` is called with a text about shards that have not stopped yet."""
 
     def __init__(
         self, subscriptions: Subscriptions, name: str, shards: int, *, tell: Callable[[str], None] = lambda _text: None
@@ -60,7 +61,8 @@ class Resharding:
         self._tell = tell
 
     def run(self, timeout_seconds: float) -> Resharded:
-        """Change it. Raises CheckpointError if the old shards do not stop at the same place in time."""
+        """Change the number of shards. Raises CheckpointError if the old shards do not stop at the same snapshot within
+        the timeout."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
         self._subscriptions.readable(self._name)
@@ -83,8 +85,9 @@ class Resharding:
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
-        """Wait until every shard has stopped. Return the place at which all of them stand: the requested place, or the
-        place of their last leaders, if the leaders ended without reading it. None if a shard was past it already."""
+        """Wait until every shard has stopped. Return the snapshot at which all shards stand: `at`, or the snapshot
+        where their last leaders left them, if the leaders ended before they read `at`. Return None if a shard was
+        already after `at`."""
         reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
@@ -105,7 +108,7 @@ class Resharding:
             time.sleep(_POLL_SECONDS)
 
     def _swap(self, at: Snapshot, place: ServerPlace | None) -> Resharded | None:
-        """Replace the old rows by the new rows; None if the old rows do not stand there any more."""
+        """Replace the old rows by new rows that begin at `at`. Return None if an old row is not at `at` any more."""
         subscriptions = self._subscriptions
         place = place or subscriptions.anchor("now")[1]
         with translated(), subscriptions.connection.transaction():
@@ -127,7 +130,7 @@ class Resharding:
                         position=position_at(rows[0].source, at, place.as_json()),
                         low_watermark=rows[0].low_watermark,
                         origin=subscriptions.placed(rows[0].checkpoint),
-                        intents=intents,  # any of them may be the first to send the next record of a key
+                        intents=intents,  # in all rows: any new shard may be the first to send the next record of a key
                     ),
                     name=self._name,
                     shard=shard,
@@ -139,7 +142,8 @@ class Resharding:
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
 
     def _move_parked(self, rows: Sequence[SubscriptionShard]) -> None:
-        """Move parked ids to the shards that their keys belong to now; forget ids that were sent after all."""
+        """Delete parked ids whose records were sent in a retry, and assign the others to the new shards of their
+        keys."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
         if not outbox.parked_ids.exists(connection):
             return
@@ -153,7 +157,7 @@ class Resharding:
 
 
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:
-    """Return True if the shard's checkpoint has this end, and no deferred records are left."""
+    """Return True if the shard's checkpoint reports that the end `at` is reached, and has no deferred records."""
     position = shard.checkpoint.position if shard.checkpoint is not None else None
     return position is not None and position.get("until") == str(at) and not position.get("deferred")
 
@@ -167,7 +171,8 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
 
 
 def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
-    """Return the snapshot at which all shards stand, if no leader lives and their checkpoints in Postgres are valid."""
+    """Return the snapshot at which all shards stand. Return None if there is no such snapshot, if any shard has a
+    leader, or if the checkpoint of any shard is not in Postgres."""
     places = set()
     for each in shards:
         position = each.checkpoint.position if each.checkpoint is not None else None

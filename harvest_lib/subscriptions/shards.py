@@ -1,4 +1,4 @@
-"""State of the shards of subscriptions, as their rows in Postgres have it."""
+"""State of the shards of subscriptions, read from their rows in Postgres."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +34,9 @@ _LEADERS = "SELECT application_name FROM pg_stat_activity WHERE application_name
 class SubscriptionShard:
     """State of a shard of a subscription.
 
-    `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: the shard has to stop there. `leader_id` is the id of the last leader. `is_led`: that leader lives.
+    `low_watermark` is a snapshot: every record visible in it was delivered, except records with ids at or above
+    `retention_hold`. `until` is the snapshot at which the shard has to stop. `leader_id` is the id of the last leader;
+    `is_led` is True if that leader is alive.
     """
 
     name: str
@@ -53,22 +54,22 @@ class SubscriptionShard:
     until: str | None
     checkpoint: OutboxCheckpoint | None
     checkpoint_trouble: str = ""
-    """Reason that the checkpoint in Postgres cannot be read (then it is None); else empty."""
+    """Why the checkpoint in Postgres cannot be read; `checkpoint` is then None. Empty if it can be read."""
     refusal: str = ""
-    """Evidence that the server lacks harvested records, and the command, if a start has found it; else empty."""
+    """Stored evidence that the server lacks harvested records, with the command to run; empty without evidence."""
     updated_at: datetime
     updated_seconds_ago: float
 
     @property
     def marks(self) -> bool:
-        """Return True if its leaders mark and delete rows; else they only read them."""
+        """True if the leaders of the shard mark and delete rows; False if they only read rows."""
         return self.source == "mark"
 
 
 def read_shards(
     connection: psycopg.Connection[Any], table: sql.Identifier, name: str | None = None
 ) -> Sequence[SubscriptionShard]:
-    """Return the state of each shard, of all subscriptions in `table` or of the named subscription."""
+    """Return the state of each shard of the subscription `name`, or of all subscriptions in `table`."""
     with translated():
         leaders = {each for (each,) in connection.execute(_LEADERS)}
         rows = connection.execute(sql.SQL(_ROWS).format(table=in_statement(table)), {"name": name})
@@ -77,15 +78,16 @@ def read_shards(
 
 
 def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
-    """Return the faults of the shards' checkpoints, and their fixes, a line for each."""
+    """Return the problems of the shards' checkpoints, each as a line of text with its remedy."""
     errors = [unreadable(each.name, each.shard, each.checkpoint_trouble) for each in shards if each.checkpoint_trouble]
     refusals = [f"the subscription {each.name!r} does not go on: {each.refusal}" for each in shards if each.refusal]
     return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
 
 
 def mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> OutboxCheckpoint:
-    """Return the mirrored checkpoint in Postgres as a valid checkpoint of the server as it is now: both were restored
-    together, so the timeline's earlier forks need not be known any more."""
+    """Return the checkpoint in Postgres, the mirror, as a checkpoint of the current server at `place`. If the server
+    was restored, the mirror was restored with it, so earlier forks of the timeline do not matter. Raises
+    CheckpointError if the mirror has no position or cannot be read, and ConfigError for a conversion from `mark`."""
     kept = shard.checkpoint
     if shard.checkpoint_trouble:
         raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
@@ -114,7 +116,8 @@ def mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapp
 
 
 def _readable(row: Mapping[str, Any]) -> tuple[OutboxCheckpoint | None, str]:
-    """Return the checkpoint of a row, or the reason that it cannot be read, so that the other rows can be read."""
+    """Return the checkpoint of a row, or None and the reason why it cannot be read. It raises no error, so that the
+    other rows can be read."""
     if not (saved := row["checkpoint"]):
         return None, ""
     try:

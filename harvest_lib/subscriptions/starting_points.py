@@ -1,4 +1,4 @@
-"""Starting points of a subscription: `beginning`, `now`, or a snapshot, which is of the server it was taken on."""
+"""Starting points of a subscription: `beginning`, `now`, or a snapshot, which is valid only on its own server."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 SOURCES = (snapshot.NAME, transaction_id.NAME)
 
 Checkpoints = Callable[[], Iterable[OutboxCheckpoint | None]]
-"""Returns the checkpoints of all subscriptions of the outbox."""
+"""Function that returns the checkpoints of all subscriptions of the outbox."""
 
 _READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::text"
 
@@ -25,9 +25,10 @@ _READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::tex
 def anchor(
     connection: psycopg.Connection[Any], outbox: OutboxTable, text: str, checkpoints: Checkpoints
 ) -> tuple[Snapshot, server_identity.ServerPlace]:
-    """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log.
+    """Return the snapshot that `text` means, and its WAL location. `text` is `beginning`, `now` or a snapshot. All
+    records in the returned snapshot are on disk.
 
-    Raises CheckpointError for a snapshot that is of another server, or may be.
+    Raises CheckpointError for a snapshot that belongs, or may belong, to another server.
     """
     server_identity.require_primary(connection)
     place = server_identity.place(connection)
@@ -61,7 +62,8 @@ def anchor(
 def _require_own(
     connection: psycopg.Connection[Any], outbox: OutboxTable, system: str, ours: str, checkpoints: Checkpoints
 ) -> None:
-    """Raise CheckpointError unless a snapshot is of this server, or of a server whose transactions go on here."""
+    """Raise CheckpointError unless a snapshot belongs to this server, or to a server whose transaction ids continue on
+    this server. `system` is the system identifier given with the snapshot, or empty."""
     moves = Moves(outbox).read(connection)
     known = {ours, *(each.from_system for each in moves if each.keeps_transactions)}
     if system in known:
@@ -85,7 +87,7 @@ def _require_own(
 def refuse_other_servers(
     connection: psycopg.Connection[Any], name: str, checkpoints: Sequence[OutboxCheckpoint | None]
 ) -> None:
-    """Raise CheckpointError for a checkpoint of the subscription that came from another server."""
+    """Raise CheckpointError if a checkpoint of the subscription came from another server."""
     ours = server_identity.place(connection).system
     for each in checkpoints:
         if (system := system_of(each)) not in {None, ours}:
@@ -98,13 +100,15 @@ def refuse_other_servers(
 
 
 def position_at(source: str, at: Snapshot, server: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the position of a source that has delivered all that a snapshot saw, or nearly so; `server` is where."""
+    """Return the position for a source that has delivered the records in the snapshot `at`. A position of
+    `transaction_id` may be earlier, since it cannot express every snapshot. `server` is the WAL location."""
     make = transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
     return make(at, server)
 
 
 def system_of(checkpoint: OutboxCheckpoint | None) -> str | None:
-    """Return the system identifier of the server of a checkpoint's transaction ids, if the checkpoint has it."""
+    """Return the system identifier of the server that assigned a checkpoint's transaction ids; None if the checkpoint
+    does not contain it."""
     if checkpoint is None:
         return None
     if (place := (checkpoint.position or {}).get("server")) and place.get("system"):
@@ -113,7 +117,8 @@ def system_of(checkpoint: OutboxCheckpoint | None) -> str | None:
 
 
 def place_of(position: Mapping[str, Any]) -> Snapshot | None:
-    """Return the snapshot of exactly the records that a position has delivered, if such a snapshot exists."""
+    """Return the snapshot that sees exactly the records before a position; None if there is no such snapshot, or if the
+    position has deferred records."""
     if "cur" in position or position.get("deferred"):
         return None
     if "prev" in position:

@@ -1,1 +1,1 @@
-"""The parts of a harvester, made from its configuration: checks of what they need, engines, elections, stores."""
+"""Assembly of a harvester from its configuration: preconditions, engine, election, source, delivery and store."""

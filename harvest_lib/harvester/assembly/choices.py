@@ -1,4 +1,4 @@
-"""Resolves `auto` in a configuration, once the table is known. No other module of the harvester reads `auto`."""
+"""Resolves `auto` in a configuration by the layout of the table. No other module of the harvester interprets `auto`."""
 
 from typing import Any
 
@@ -13,19 +13,20 @@ from harvest_lib.outbox import OutboxTable
 
 
 def reads_table(config: HarvestConfig) -> bool:
-    """Return True if the meaning of a configuration depends on the table."""
+    """Return True if `auto` in a configuration can be resolved only with the layout of the table."""
     return config.source == "auto" and config.columns is None
 
 
 def read_choices(
     config: HarvestConfig, connection: psycopg.Connection[Any], table: OutboxTable, *, marks: bool = False
 ) -> Choices:
-    """Return the choices of a configuration for this table. Raises OutboxTableError if the table is missing."""
+    """Return what `auto` in a configuration means for this table. Raises OutboxTableError if the table is missing."""
     return choices_of(config, table.kind(connection) if reads_table(config) and not marks else None, marks=marks)
 
 
 def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool = False) -> Choices:
-    """Return the choices of a configuration for a table of a kind; `kind` is required where `reads_table` is true."""
+    """Return what `auto` in a configuration means for a table with the layout `kind`. `kind` is required if
+    `reads_table` returns True."""
     found = "mapped" if config.columns is not None else kind
     return choose(
         found,
@@ -38,14 +39,15 @@ def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool 
 
 
 def chosen(config: HarvestConfig, choices: Choices) -> HarvestConfig:
-    """Return the configuration with its choices."""
+    """Return the configuration with `auto` replaced by the choices."""
     return config.model_copy(
         update={"source": choices.source, "delivery": choices.delivery, "leadership": choices.leadership}
     )
 
 
 def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
-    """Return the configuration with its choices. Raises ConfigError for settings that contradict the choices."""
+    """Return the configuration with `auto` replaced by the choices. Raises ConfigError if a setting contradicts the
+    choices."""
     used = chosen(config, choices)
     if used.mode.marks and config.shards > 1:
         raise ConfigError(
@@ -59,5 +61,5 @@ def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> Har
 
 
 def not_chosen(setting: str) -> AssertionError:
-    """Return the error for using a setting before `auto` is resolved."""
+    """Return the error to raise if a setting is used although it is still `auto`."""
     return AssertionError(f"`{setting}` is still auto: see `resolved`")

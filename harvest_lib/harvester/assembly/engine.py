@@ -1,9 +1,10 @@
-"""Engine: the parts of a harvester that stay from term to term, and the `BatchLoop` of each term.
+"""The engine: it keeps the parts of a harvester that outlive a leader's term, and makes the `BatchLoop` of each term.
 
-| source | delivery | a batch counts |
+| source | delivery | a batch is committed when |
 | --- | --- | --- |
-| `mark`, or parts of an embedder | at least once | once its rows are purged; nothing else is kept |
-| other sources | any | once its checkpoint is kept |
+| `mark`, or parts of an embedder | at least once | its rows are purged; no checkpoint is stored |
+| `mark` | exactly once | its checkpoint is stored; its rows are purged later |
+| other sources | any | its checkpoint is stored |
 """
 
 import threading
@@ -57,12 +58,13 @@ from harvest_lib.record import Row
 from harvest_lib.source import BatchSource, ClaimSource, MarkPages
 
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS = 3.0, 30.0
-"""A standby checks that the leaders deliver in its own way: seconds until the first check, and between later checks."""
+"""Seconds until a standby first checks that the leaders deliver with the same settings, and seconds between checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """The parts that an embedder brings. With its own source or delivery the harvester marks the table."""
+    """The parts that an embedding program provides. If it provides a source or a delivery, the harvester marks the
+    table."""
 
     source: ClaimSource | None = None
     delivery: Delivery | None = None
@@ -72,23 +74,23 @@ class OwnParts:
 
     @property
     def mark(self) -> bool:
-        """Return True if the parts mark the table, whatever its layout."""
+        """Return True if the harvester marks the table, whatever its layout, because of these parts."""
         return self.source is not None or self.delivery is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """Callbacks of a loop: leadership events, delivered counts and measures."""
+    """Callbacks of a loop: `emit` gets leadership events, `delivered` gets numbers of delivered records."""
 
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
-    """The counts of the loop's shard."""
+    """The metrics of the loop's shard, which the loop updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """The ends of a loop: its source, its delivery, the store of its checkpoints and its parking."""
+    """The parts that a loop connects: its source, its delivery, the store of its checkpoints and its parking."""
 
     source: BatchSource
     delivery: Delivery
@@ -97,7 +99,8 @@ class _Ends:
 
 
 class Engine:
-    """The parts that stay from term to term. Each shard has its own; a table that is purged has a single shard."""
+    """The parts of a harvester that outlive a term. Each shard has separate parts. A table whose rows are purged
+    without checkpoints has a single shard."""
 
     def __init__(
         self,
@@ -121,17 +124,17 @@ class Engine:
         most = LARGEST_TRANSACTION if is_seen_once else LARGEST_BATCH
         self._sizes: dict[int, BatchSize] = defaultdict(partial(make_size, config, most))
         make = make_topics if own.delivery is None else _unknown_topics
-        self._topics: dict[int, Topics] = defaultdict(partial(make, config))  # troubles outlive a term
+        self._topics: dict[int, Topics] = defaultdict(partial(make, config))  # problems of topics outlive a term
         self._source = own.source or make_source(config, table) if self._purges else None
         self._watch = self._watch_of(0) if self._purges else None
-        self._pages: MarkPages | None = None  # of the previous term, where rows are purged
+        self._pages: MarkPages | None = None  # the pages of the previous term, if rows are purged without checkpoints
         self._check_at = boot_seconds() + _FIRST_CHECK_SECONDS
         # kept over all terms, so that an error is logged once
         self._maintenance = Maintenance(config, table)
 
     def stand_by(self) -> None:
-        """Check now and then that the present leaders lead the same outbox in the same way. Raises CheckpointError or
-        PoolConflict."""
+        """Check, every `_CHECK_SECONDS`, that the current leaders deliver the same outbox with the same settings. If
+        not, raise CheckpointError or PoolConflict."""
         if self._purges or boot_seconds() < self._check_at:
             return
         self._check_at = boot_seconds() + _CHECK_SECONDS
@@ -144,11 +147,11 @@ class Engine:
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """Return the topics to which partitions were added, if only this process stores them."""
+        """The topics to which partitions were added, if they are stored only in this process; else empty."""
         return self._watch.added if self._watch is not None else ()
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
-        """Return the loop of a term, once its table may be read."""
+        """Return the loop of a term. If the term marks rows, first wait until the table may be marked."""
         config, topics = self._config, self._topics[term.shard]
         if config.mode.marks:
             before_term(config, term, stopping, self._step_before(term))
@@ -179,7 +182,7 @@ class Engine:
         return BatchLoop(term, ports, stopping)
 
     def _step_before(self, term: Term) -> Callable[[], object]:
-        """Return the step before a term that marks."""
+        """Return the function to call before a term that marks rows."""
         if self._purges:
             provider = self._own.producer_provider
             return partial(acknowledge_pending, self._config, self._table, term.leader_id, provider)
@@ -212,7 +215,7 @@ class Engine:
         return _Ends(source=source, delivery=delivery, store=store, parking=parking)
 
     def _watch_of(self, shard: int) -> PartitionWatch:
-        """Return the watch over added partitions: their memory is the subscription's row, where there is one."""
+        """Return the watch for added partitions. It stores its findings in the subscription's row, if there is one."""
         config, topics = self._config, self._topics[shard]
         memory = None
         if not self._purges:
@@ -229,7 +232,7 @@ class Engine:
 
 
 def make_size(config: HarvestConfig, most: int = LARGEST_BATCH) -> BatchSize:
-    """Return the size of a shard's batches, at most `most` records and within the configured limits."""
+    """Return the batch size of a shard: at most `most` records, and within the configured limits."""
     in_flight, read = config.limits.max_in_flight_records, config.limits.mark_query_records
     if in_flight is not None:  # a process may lead all shards
         most = min(most, max(1, in_flight // config.shards))
@@ -237,7 +240,8 @@ def make_size(config: HarvestConfig, most: int = LARGEST_BATCH) -> BatchSize:
 
 
 class _UnknownTopics(Topics):
-    """Topics of a delivery that an embedder brought, which reports rejected records itself: no broker is queried."""
+    """The `Topics` for a delivery that an embedding program provides. That delivery itself reports rejected records, so
+    no broker is queried."""
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:  # noqa: ARG002 - as above
         return {}

@@ -1,4 +1,4 @@
-"""The parts that a configuration chooses."""
+"""Functions that make the parts of a harvester which its configuration names: source, delivery, store, parking."""
 
 from functools import partial
 from typing import assert_never
@@ -47,32 +47,32 @@ from harvest_lib.source.selection import COLUMNS, columns_of
 
 
 def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
-    """Return the mark source on `table`, with a place for parked records unless the policy is to stop."""
+    """Return the mark source for `table`, with a table for parked records unless `parking` is `stop`."""
     parked = None if config.parking == "stop" else table.parked.identifier
     return MarkSource(_marking(config), table.identifier, parked)
 
 
 def _marking(config: HarvestConfig) -> str:
-    """Return the conninfo with an application name that shows other processes a marking session, unless the user has
-    set a name."""
+    """Return the connection string with an application name by which other processes recognize a session that marks,
+    unless the user has set a name."""
     return make_conninfo(config.data_source.conninfo(), fallback_application_name=MARKS)
 
 
 def make_topics(config: HarvestConfig) -> Topics:
-    """Return the knowledge about topics, empty at first."""
+    """Return a new `Topics`, which has no information about any topic yet."""
     settings = config.kafka_settings(for_producer=True)
     return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
 
 
 def certificates_of(config: HarvestConfig) -> Certificates:
-    """Return the certificates of a configuration's clients."""
+    """Return the certificates that the clients of Kafka and Postgres use with this configuration."""
     kafka = (config.kafka_settings(for_producer=producer) for producer in (False, True))
     return Certificates(*kafka, postgres=conninfo_to_dict(config.data_source.conninfo()))
 
 
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
-    """Raise ConfigError for a setting that librdkafka refuses, before anything starts. The timeouts of the delivery are
-    checked once `delivery` is chosen."""
+    """Raise ConfigError for a setting that librdkafka refuses, before anything starts. If `delivery` is `auto`, call
+    this again with the resolved configuration, to check the timeouts of the delivery."""
     settings, topics = _batch_settings(config, producer_provider), make_topics(config)
     if config.delivery == "transactional":
         place = _checkpoint_place(config, 0)
@@ -82,8 +82,8 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
 
 
 def make_batch_source(config: HarvestConfig, table: OutboxTable, shard: int) -> BatchSource:
-    """Return the source that `source` names, for a shard's records. A source that marks has a table for parked records
-    unless the policy is to stop."""
+    """Return the source that the setting `source` names, for the records of a shard. A source that marks gets a table
+    for parked records if the reading mode parks rows."""
     if config.mode.marks:
         parked = table.parked.identifier if config.mode.parks_rows else None
         source = MarkSource(_marking(config), table.identifier, parked, names_places=True)
@@ -100,7 +100,7 @@ def make_batch_source(config: HarvestConfig, table: OutboxTable, shard: int) -> 
 
 
 def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
-    """Return the selection of the outbox, or of a shard, with the column mapping of `columns`."""
+    """Return the selection of all records, or of the records of a shard, with the column mapping of `columns`."""
     columns = COLUMNS if config.columns is None else columns_of(config.columns)
     conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
@@ -116,7 +116,8 @@ def make_delivery(
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> tuple[Delivery, CheckpointStore]:
-    """Return the delivery that `delivery` names, for a shard's batches, and the store of their checkpoints."""
+    """Return the delivery that the setting `delivery` names, for a shard's batches, and the store of the shard's
+    checkpoints."""
     settings = _batch_settings(config, producer_provider)
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
@@ -147,9 +148,9 @@ def make_delivery(
 def make_purging_pages(config: HarvestConfig, source: ClaimSource, term: Term) -> MarkPages:
     """Return the pages of a table that is marked and delivered at least once.
 
-    Once another process may lead, nothing is marked, and delivered rows are purged only under the key barrier. With
-    `pipelined` the other process may have sent the first rows again: if the rest were purged, consumers would get the
-    repeated row as the last record of its key.
+    As soon as another process may lead, the pages mark no more rows, and purge delivered rows only with the delivery
+    `barrier`. With `pipelined`, the other process may already have sent the first rows again. If the later rows were
+    purged now, consumers would get the repeated row as the last record of its key.
     """
     always = config.delivery == "barrier"
     return MarkPages(
@@ -168,8 +169,8 @@ def make_purging_delivery(
     producer_provider: KafkaProducerProvider,
     delivery: Delivery | None = None,
 ) -> tuple[Delivery, CheckpointStore]:
-    """Return the delivery of a table that is marked and delivered at least once, or the `delivery` of an embedder, and
-    the store: a purge is the checkpoint."""
+    """Return the delivery and the store for a table that is marked and delivered at least once. `delivery` is the
+    delivery of an embedding program, if it provides one. The store purges rows instead of storing a checkpoint."""
     return delivery or AtLeastOnce(_batch_settings(config, producer_provider), topics), PurgeStore(pages.purge)
 
 
@@ -193,7 +194,7 @@ def make_kafka_store(
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> KafkaStore:
-    """Return the store of a shard's checkpoints in the checkpoint topic."""
+    """Return the store that keeps a shard's checkpoints in the checkpoint topic."""
     return KafkaStore(
         checkpoints,
         config.kafka_settings(for_producer=False),
@@ -208,7 +209,8 @@ def make_kafka_store(
 def make_checkpoints(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
 ) -> CheckpointTable:
-    """Return a shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another pool."""
+    """Return the checkpoint table of a shard in Postgres. With a `pool`, it refuses to depose a leader of another
+    pool."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
     rivals = make_rivals(config, pool) if pool is not None else None
     return CheckpointTable(
@@ -223,8 +225,8 @@ def make_parking(
     topics: Topics,
     source: BatchSource,
 ) -> BatchParking | MarkedParking:
-    """Return the parking of records that can never be sent."""
-    if isinstance(source, MarkPages):  # a purge would delete records that are parked by id alone
+    """Return the part that parks records which can never be sent."""
+    if isinstance(source, MarkPages):  # parking must move rows: a purge would delete records parked only by their ids
         return MarkedParking(config.parking, topics, source)
     rows = make_selection(config, table)
     names = table.parked_ids.identifier, table.subscriptions.identifier
@@ -233,7 +235,7 @@ def make_parking(
 
 
 def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:
-    """Return the subscription that a configuration names, read by the source `kind`."""
+    """Return a shard of the subscription that a configuration names. `kind` is the name of the source that reads it."""
     return Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
 
 

@@ -1,8 +1,8 @@
-"""Checks before a term that marks and purges: for pending acknowledgements of its past, and for other readers.
+"""Two steps before a term that marks and purges: one for pending acknowledgements, one for other readers.
 
-- Acknowledgements of `sequenced` that a leader stored, and died before it wrote them to Kafka. Their rows are purged,
-  so no other process writes them, and readers would never see the records.
-- Subscriptions that only read. Marking would delete records that they have not read.
+- A leader with the delivery `sequenced` may have stored acknowledgements and died before it wrote them to Kafka. Their
+  rows are purged, so no other process would write the acknowledgements, and readers would never see the records.
+- Subscriptions may read the table. A term that marks would delete records that these subscriptions have not read.
 """
 
 import logging
@@ -42,7 +42,7 @@ WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription,
 
 
 def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, step: Callable[[], object]) -> None:
-    """Run `step` before a term marks; wait and retry while a server is unavailable."""
+    """Run `step` before a term marks rows. If a server is unavailable, wait and retry until the term ends."""
     complaint = ""
     while term.is_live() and not stopping.is_set():
         try:
@@ -57,8 +57,9 @@ def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, st
 
 
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
-    """Raise CheckpointError if a subscription reads the table that `mark` would empty; return True if acknowledgements
-    of the configured subscription are pending. A role that may not read the subscriptions finds none."""
+    """Raise CheckpointError if a subscription reads the table, since `mark` would delete its records. Return True if
+    the configured subscription has pending acknowledgements. If this role may not read the table of subscriptions, no
+    subscription is found."""
     found: list[tuple[Any, ...]] = []
     if (subscriptions := table.beside(connection, "subscriptions")) is not None:
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
@@ -77,8 +78,8 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
 def acknowledge_pending(
     config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
 ) -> None:
-    """Write pending acknowledgements, under an epoch that fences the previous leader. Acknowledgements for a missing
-    topic stay pending. Raises HarvestError."""
+    """Write pending acknowledgements to Kafka, under a new epoch that fences the previous leader. Acknowledgements for
+    a missing topic stay pending. Raises CheckpointError as `refuse_readers`, or another HarvestError."""
     with connect(config.data_source.conninfo()) as connection:
         if not refuse_readers(connection, config, table):
             return
@@ -89,6 +90,6 @@ def acknowledge_pending(
 
 
 def refuse_readers_now(config: HarvestConfig, table: OutboxTable) -> None:
-    """Call `refuse_readers` on a connection of its own."""
+    """Open a connection and call `refuse_readers` on it."""
     with connect(config.data_source.conninfo()) as connection:
         refuse_readers(connection, config, table)

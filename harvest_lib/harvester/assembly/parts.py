@@ -1,4 +1,4 @@
-"""The parts of a harvester that its configuration and its table choose."""
+"""The parts of a harvester, chosen by its configuration and its table, and the checks before its start."""
 
 import logging
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ _log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a harvester that is about to begin."""
+    """The parts of a harvester that is about to start."""
 
     config: HarvestConfig
-    """With `auto` resolved."""
+    """The configuration with `auto` resolved."""
     choices: Choices
     engine: Engine
     leadership: Leadership
     watch: TableWatch | None
-    """Detects that the table has changed since `auto` was resolved; None where it cannot change."""
+    """Detects that the table was migrated after `auto` was resolved; None if a migration cannot change the choices."""
 
     def log(self, table: OutboxTable) -> None:
         """Log that the harvester has started, with its choices and their reasons."""
@@ -57,7 +57,8 @@ class Parts:
 
 
 def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Parts:
-    """Return the parts, once Postgres, the outbox table and Kafka were found to be usable. Raises HarvestError."""
+    """Check that Postgres, the outbox table and Kafka can be used, and return the parts. Raises HarvestError if a check
+    fails."""
     conninfo = given.data_source.conninfo()
     with connect(conninfo) as connection:
         choices = read_choices(given, connection, table, marks=own.mark)

@@ -1,4 +1,4 @@
-"""The pool that a configuration makes this process part of: its identity, its election, and the notice of others."""
+"""The pool of this process: its identity, its election, and the detection of other pools."""
 
 import logging
 from collections.abc import Callable
@@ -32,11 +32,11 @@ ELECTION_UNKNOWN = (
 """The next step if Kafka does not report whether the group of the pool has members."""
 
 _STALE_SECONDS = 15.0
-"""A leader with a connection that was unused for this time does not count as alive."""
+"""A leader does not count as alive if its connection was unused for this time."""
 
 
 def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
-    """Return the detection of other pools on the subscription."""
+    """Return the object that detects other pools which harvest the same subscription."""
     return Rivals(
         pool,
         OutboxTable.parse(config.outbox_table).subscriptions.identifier,
@@ -46,13 +46,14 @@ def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
 
 
 def read_pool(config: HarvestConfig) -> Pool:
-    """Return the pool of a configuration's process. Queries Postgres, and Kafka where it elects."""
+    """Return the pool that a process with this configuration belongs to. Queries Postgres; also queries Kafka if the
+    election or the fencing uses Kafka."""
     with connect(config.data_source.conninfo()) as connection:
         return pool_at(config, connection)
 
 
 def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
-    """Return the pool of a configuration's process, through a connection to the outbox's database."""
+    """Return the pool that a process with this configuration belongs to. Uses a connection to the outbox's database."""
     information, table = connection.info, OutboxTable.parse(config.outbox_table)
     neli = config.leadership == "neli"
     return Pool(
@@ -71,8 +72,8 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 
 
 def _fence(config: HarvestConfig) -> str:
-    """Return the fence of a leader against its predecessor, see `leadership.last_leaders`. Marked records are fenced by
-    the leader's id alone, which a late leader may still take for valid."""
+    """Return what fences the predecessor of a leader, see `leadership.last_leaders`; empty if nothing does. Marked
+    records are protected only by the leader id, which a late leader may still take for valid."""
     if config.mode.marks:
         return ""
     match config.delivery:
@@ -106,9 +107,9 @@ def make_leadership(
     producer_provider: KafkaProducerProvider = Producer,
     pool: Callable[[], Pool] | None = None,
 ) -> Leadership:
-    """Return the election that `leadership` names."""
+    """Return the election that the setting `leadership` names."""
     limits = config.limits
-    # By then the loop has ended, or all records in the producer's queue have expired.
+    # After this time the loop has ended, or all records in the producer's queue have expired.
     quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
     match config.leadership:
         case "solo":
@@ -154,11 +155,11 @@ def make_leadership(
 
 
 def refuse_group(config: HarvestConfig) -> str:
-    """Raise PoolConflict if the consumer group of the pool has members, while this process would lead by the lock in
-    Postgres. If Kafka does not report the members, log and return the reason.
+    """Raise PoolConflict if the consumer group of the pool has members. Called if this process would lead by the lock
+    in Postgres. If Kafka does not report the members, log and return the reason; else return an empty text.
 
-    goharvest elects through Kafka, and so does a pool with `leadership: neli`. Neither election sees the other, and a
-    leader that marks writes no row that would show it.
+    goharvest elects through Kafka, as does a pool with `leadership: neli`. An election through Kafka and an election
+    through Postgres do not see each other, and a leader that marks stores no row that would reveal it.
     """
     group = config.leader_group_id
     try:

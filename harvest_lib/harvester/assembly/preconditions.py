@@ -1,11 +1,10 @@
-"""Preconditions of a harvester in its tables and between the two servers: a single list for a start and `harvest
-check`.
+"""Preconditions of a harvester: checks of its tables and of both servers, for a start and for `harvest check`.
 
 Promises
-- A start refuses nothing that `harvest check` has passed: both run the same checks.
-- A start makes the tables that are missing beside the outbox first. `harvest check` makes none, and skips the checks of
-  tables that a start would make.
-- A check changes nothing, except that a refused start records the reason in the subscription's row.
+- A start and `harvest check` run the same checks. So a start does not fail in a check that `harvest check` has passed.
+- A start first creates missing side tables. `harvest check` creates no table, and skips the checks of tables that a
+  start would create.
+- A check changes nothing, except that a start that is refused stores the reason in the subscription's row.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,7 +49,7 @@ from harvest_lib.outbox.stamping import check_replication
 from harvest_lib.postgres.database import connect, in_statement, translated
 
 Check = tuple[str, Callable[[], object]]
-"""A named precondition. The call raises HarvestError if it does not hold."""
+"""A precondition: its name, and a function that raises HarvestError if the precondition does not hold."""
 
 _MAY_CREATE = """
 SELECT has_schema_privilege(n.oid, 'CREATE') AND pg_has_role(c.relowner, 'USAGE')
@@ -61,8 +60,8 @@ _TOPICS = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscriptio
 
 
 class Preconditions:
-    """The preconditions of a configuration with `auto` resolved. `mode` is the configuration's, unless an embedder
-    brings parts. Without a `pool` other pools are not searched."""
+    """The preconditions of a configuration with `auto` resolved. `mode` is by default that of the configuration; it
+    differs if an embedding program provides parts. Without `pool`, other pools are not detected."""
 
     def __init__(
         self,
@@ -80,11 +79,11 @@ class Preconditions:
         self._pool = pool
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
-        self._are_made = False  # whether a start has made the tables beside the outbox
+        self._are_made = False  # True after a start has created the side tables
         self._rivals: Rivals | None = None  # kept over all terms, so that a rival is logged once
 
     def require(self, connection: psycopg.Connection[Any]) -> None:
-        """Make the tables that are missing beside the outbox, and raise the error of the first check that fails."""
+        """Create missing side tables, run the checks of a start, and raise the error of the first check that fails."""
         config = self._config
         try:
             _run(self.of_table(connection))
@@ -97,8 +96,8 @@ class Preconditions:
             return
         self.refuse_rivals(connection)
         if config.delivery == "transactional":
-            with suppress(KafkaAccessDenied):  # raised again below, with an alternative in its next step
-                self.refuse_another(lost=True)  # before a topic is made under a wrong name
+            with suppress(KafkaAccessDenied):  # the next call raises it again, with an alternative in its next step
+                self.refuse_another(lost=True)  # checked before a topic is created under a wrong name
             prepare_transactions(config, self._producer_provider)
         if config.delivery == "sequenced":
             _refuse_compacted(connection, self._table, config.subscription, make_topics(config))
@@ -125,19 +124,19 @@ class Preconditions:
             self._table.check_native(connection)
 
     def _make_tables(self, connection: psycopg.Connection[Any]) -> None:
-        """Make the tables that are missing beside the outbox; raise the error for a table that this role may not
-        make."""
+        """Create missing side tables. Raise OutboxTableError if a table is missing that this role may not create."""
         makers = [ParkedRecords(self._table).create] if self._mode.parks_rows else []
         makers += [partial(create_beside, outbox=self._table)] if self._mode.keeps_checkpoints else []
         for make in makers:
             try:
                 make(connection)
-            except DatabaseAccessDenied:  # even if the table is there
+            except DatabaseAccessDenied:  # may be raised even if the table exists
                 self.check_tables_beside(connection, makes=False)
         self._are_made = True
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
-        """Raise OutboxTableError if tables lack columns, or are missing and not made by a start (`makes`)."""
+        """Raise OutboxTableError if a side table lacks columns, or if it is missing. With `makes`, a missing table is
+        accepted if this role may create it, since a start would do so."""
         table, user = self._table, connection.info.user
         needed = [table.subscriptions, table.parked_ids] if self._mode.keeps_checkpoints else []
         needed += [table.parked] if self._mode.parks_rows else []
@@ -159,7 +158,7 @@ class Preconditions:
             return connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
 
     def of_contents(self, connection: psycopg.Connection[Any]) -> list[Check]:
-        """Return the checks of contents and rights of the tables that exist."""
+        """Return the checks of the contents of existing tables, and of the rights on them."""
         table, mode = self._table, self._mode
         subscription = subscription_of(self._config, self._config.source)
         checks: list[Check] = []
@@ -194,15 +193,15 @@ class Preconditions:
         return checks
 
     def _has_subscriptions(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if checkpoints are kept, and the table of the subscriptions exists."""
+        """Return True if the reading mode stores checkpoints, and the table of subscriptions exists."""
         return self._mode.keeps_checkpoints and self._is_there(connection, self._table.subscriptions)
 
     def _is_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
         return self._are_made or table.exists(connection)
 
     def with_kafka(self, connection: psycopg.Connection[Any]) -> list[Check]:
-        """Return the checks between Postgres and Kafka, where checkpoints are kept. They run on connections of their
-        own."""
+        """Return the checks that concern both Postgres and Kafka; none if the reading mode stores no checkpoints. Each
+        check opens separate connections."""
         if not self._mode.keeps_checkpoints:
             return []
 
@@ -215,7 +214,7 @@ class Preconditions:
         if self._config.delivery == "transactional":
             refuse = partial(self.refuse_another, range(self._config.shards), lost=True, tell=False)
             checks.append(("the checkpoints in Kafka are of this outbox", refuse))
-        elif is_there:  # a leader makes this check itself
+        elif is_there:  # only for `harvest check`: at a start, the leader itself makes this check
             checks.append(("the server has all records before the checkpoints", self._refuse_regressed))
         return checks
 
@@ -226,12 +225,12 @@ class Preconditions:
             self._rivals.refuse(connection, tell=tell)
 
     def _rehearse(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise DatabaseAccessDenied for operations that will be refused: once started, a leader would wait and
-        retry."""
+        """Try the operations of a leader and undo them. Raises DatabaseAccessDenied if Postgres refuses one: after a
+        start, a leader would only wait and retry."""
         config, table = self._config, self._table
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, config.source, 0, pool)
-        if self._mode.marks or not self._is_there(connection, table.parked_ids):  # rows are rehearsed by marks
+        if self._mode.marks or not self._is_there(connection, table.parked_ids):  # marking has a check of its own
             with closing(checkpoints), checkpoints.rehearsed():
                 return
         rows = make_selection(config, table)
@@ -245,9 +244,9 @@ class Preconditions:
             connection.execute(rows.fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def refuse_another(self, shards: Iterable[int] = (0,), *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the configured names in Kafka belong to another outbox, or, with `lost`, if the
-        checkpoint is not under these names. Raise ServerRegressed if the server lacks records that Kafka's checkpoint
-        has passed. No leader is fenced before. The leader of each shard makes the same checks later."""
+        """Raise CheckpointError if the checkpoints under the configured names in Kafka belong to another outbox, or,
+        with `lost`, if the checkpoint is missing there. Raise ServerRegressed if the server lacks records before the
+        checkpoint in Kafka. These checks fence no leader; the leader of each shard repeats them later."""
         config = self._config
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         for shard in shards:
@@ -257,7 +256,7 @@ class Preconditions:
                 store.refuse_another(lost=lost, tell=tell)
 
     def _refuse_regressed(self) -> None:
-        """Raise ServerRegressed if the server lacks records that a checkpoint in Postgres has passed."""
+        """Raise ServerRegressed if the server lacks records before a checkpoint in Postgres."""
         for shard in range(self._config.shards):
             checkpoints = make_checkpoints(self._config, self._table, self._config.source, shard)
             with closing(checkpoints):
@@ -272,12 +271,12 @@ def _run(checks: Iterable[Check]) -> None:
 def _refuse_compacted(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, topics: Topics
 ) -> None:
-    """Raise TopicCompacted if the subscription is limited to a compacted topic. Kafka's internal topics do not count:
-    their records are parked.
+    """Raise TopicCompacted if the filter of the subscription names a compacted topic. Kafka's internal topics do not
+    count, since their records are parked.
 
-    An acknowledgement has no key, and a compacted topic takes no message without a key; and compaction would remove
-    pending records that a reader has still to find. A record that names such a topic is parked and stops no delivery,
-    see `harvest_lib.delivery.Topics`.
+    Compacted topics have two problems: they refuse messages without a key, such as acknowledgements, and compaction
+    would remove pending records that a reader still has to find. Without a filter, a record for such a topic is parked
+    and does not stop the delivery, see `harvest_lib.delivery.Topics`.
     """
     with translated():
         statement = sql.SQL(_TOPICS).format(subscriptions=in_statement(outbox.subscriptions.identifier))

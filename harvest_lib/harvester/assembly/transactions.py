@@ -1,4 +1,4 @@
-"""Start-up check that Kafka permits the operations of `delivery: transactional`; a refusal is never worked around."""
+"""Check at the start that Kafka permits the operations of `delivery: transactional`. If not, the start fails."""
 
 import logging
 from contextlib import suppress
@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 WITHOUT = "or deliver without transactions: `delivery: barrier`"
 _TOO_LONG = ClientError(ClientError.INVALID_TRANSACTION_TIMEOUT).str()
 _SECONDS = 10.0
-"""Long enough for a new cluster, which first makes its topic for transactions."""
+"""Timeout of requests. It is long enough for a new cluster, which first has to create its topic for transactions."""
 
 
 def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
-    """Make the checkpoint topic if it is missing, and try out the beginning of a transaction. Raises KafkaUnavailable;
-    raises KafkaAccessDenied or TopicMissing with the command to run and a delivery without transactions."""
+    """Create the checkpoint topic if it is missing, and try to begin a transaction. Raises KafkaUnavailable. Raises
+    KafkaAccessDenied or TopicMissing with two next steps: the command that helps, or a delivery without
+    transactions."""
     try:
         ensure_checkpoint_topic(config.kafka_settings(for_producer=False), config.checkpoint_topic, config.shards)
     except (KafkaAccessDenied, TopicMissing) as error:
@@ -44,7 +45,8 @@ def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider 
 
 
 def _log_removed(config: HarvestConfig, admin: AdminClient) -> None:
-    """Log that Kafka removes checkpoints by age or size, the default for a topic that the harvester did not make."""
+    """Log a warning if Kafka removes checkpoints by age or size. This is Kafka's default for a topic that the harvester
+    did not create."""
     topic = config.checkpoint_topic
     policy = topic_settings(admin, [topic], timeout_seconds=_SECONDS)[topic].get("cleanup.policy", "")
     if removes_checkpoints(policy):
@@ -52,7 +54,7 @@ def _log_removed(config: HarvestConfig, admin: AdminClient) -> None:
 
 
 def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
-    """Raise KafkaAccessDenied unless checkpoints may be written and read. Brokers without ACLs allow all."""
+    """Raise KafkaAccessDenied unless this user may write and read checkpoints. Brokers without ACLs allow both."""
     settings, topic = config.kafka_settings(for_producer=False), config.checkpoint_topic
     answer = admin.describe_topics(
         TopicCollection([topic]), include_authorized_operations=True, request_timeout=_SECONDS
@@ -61,7 +63,7 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
         allowed = answer_of(answer[topic], 2 * _SECONDS).authorized_operations
     except KafkaException as error:
         if error.args[0].code() in NO_TOPIC:
-            return  # the broker that answers does not know the new topic yet
+            return  # the topic is new, and the broker that answered does not have it yet
         raise translate(error.args[0], settings=settings) from error
     needed = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
     if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
@@ -70,7 +72,8 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
 
 
 def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
-    """Try out a transactional id that no shard uses, which fences no leader. Raises KafkaAccessDenied."""
+    """Initialize transactions with a transactional id that no shard uses, so that no leader is fenced. Raises
+    KafkaAccessDenied, KafkaError if the transaction timeout is too long for Kafka, or KafkaUnavailable."""
     settings = config.kafka_settings(for_producer=True)
     own = {"transactional.id": f"{config.checkpoint_topic}.check", "transaction.timeout.ms": TRANSACTION_SECONDS * 1000}
     producer = provider(client_settings(settings, **own))
@@ -83,14 +86,14 @@ def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Pr
             raise lacking(
                 config, "transactional-id", prefix, operations, evidence, prefixed=True, otherwise=f"; {WITHOUT}"
             ) from error
-        if _TOO_LONG in error.args[0].str():  # the fatal error has another code
+        if _TOO_LONG in error.args[0].str():  # compared by its text, since a fatal error has another code
             raise KafkaError(
                 f"Kafka permits no transaction of {TRANSACTION_SECONDS} s",
                 evidence=error.args[0].str(),
                 next_step=f"set `transaction.max.timeout.ms` of the brokers to {TRANSACTION_SECONDS * 1000} or more "
                 f"(the default is 900000); {WITHOUT}",
             ) from error
-        if error.args[0].code() not in FENCED:  # fenced by another process's try: both are permitted
+        if error.args[0].code() not in FENCED:  # fenced by the same check of another process: Kafka permits it
             raise KafkaUnavailable(
                 f"Kafka has begun no transaction in {_SECONDS:g} s",
                 evidence=error.args[0].str(),
@@ -112,7 +115,8 @@ def lacking(
     prefixed: bool = False,
     otherwise: str = "",
 ) -> KafkaAccessDenied:
-    """Return the error for operations that are not allowed, with the commands that permit them and an alternative."""
+    """Return the error for operations that this user lacks. Its next step has the commands that permit the operations,
+    and the text `otherwise`."""
     settings = config.kafka_settings(for_producer=False)
     user, servers = settings.get("sasl.username", "…"), str(settings["bootstrap.servers"])
     acls = [

@@ -1,1 +1,1 @@
-"""Periodic work and watches beside the loop: segments, added partitions, the table, the progress of the process."""
+"""Periodic work on separate threads: segments, added partitions, changes of the table, and the progress log."""

@@ -1,10 +1,10 @@
-"""Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
+"""Detection of topics to which partitions were added: their keys then hash to other partitions and lose their order.
 
-While a term lasts, a thread of its own queries the brokers every half minute for the number of partitions of the
-topics that its records name, or that the subscription delivered to before. In a shorter term, as in `run --drain`, it
-queries once at the end. The findings are stored beside the subscription's epoch (column `leader`): a harvester that was
-not running when partitions were added logs them when it starts. `source: mark` has no such row: only changes in the
-life of a process are detected.
+During a term, a separate thread queries the brokers every half minute for the numbers of partitions. It queries the
+topics that the term's records name, and the topics that the subscription has delivered to before. In a shorter term, as
+in `run --drain`, it queries once at the end. The numbers are stored in the row of the subscription (column `leader`).
+So a harvester that was not running when partitions were added logs the change after its start. `source: mark` has no
+such row: then a process detects only changes that occur while it runs.
 """
 
 import json
@@ -36,7 +36,7 @@ _FIRST_SECONDS = 1.0
 _EVERY_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _MOST_TOPICS = 1_000
-"""Facts of further topics are not stored."""
+"""Maximum number of topics whose numbers are stored."""
 
 _READ = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
 
@@ -46,7 +46,7 @@ WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
 """
 
 Known = dict[str, dict[str, Any]]
-"""By topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
+"""Stored numbers by topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
 
 
 _READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
@@ -54,7 +54,7 @@ _READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """Partitions that were added to a topic: the numbers before and after, and the time of the detection."""
+    """An addition of partitions to a topic: the numbers of partitions before and after, and the time of detection."""
 
     topic: str
     before: int
@@ -71,7 +71,7 @@ class Added:
 
 
 class Memory:
-    """Facts that a shard of a subscription stores in Postgres about its topics."""
+    """The numbers of partitions that a shard of a subscription stores in Postgres."""
 
     def __init__(self, conninfo: str, table: sql.Identifier, name: str, shard: int) -> None:
         self._conninfo = conninfo
@@ -79,13 +79,13 @@ class Memory:
         self._row = {"name": name, "shard": shard}
 
     def load(self) -> Known:
-        """Return the known topics; empty if none were saved."""
+        """Return the stored numbers; empty if no numbers are stored."""
         with connect(self._conninfo) as connection, translated():
             row = connection.execute(self._statement(_READ), self._row).fetchone()
         return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
 
     def save(self, known: Known) -> bool:
-        """Store the known topics; return False if the shard has no row yet."""
+        """Store the numbers. Return False if the shard has no row yet."""
         kept = dict(list(known.items())[:_MOST_TOPICS])
         with connect(self._conninfo) as connection, translated():
             written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
@@ -96,7 +96,7 @@ class Memory:
 
 
 class PartitionWatch:
-    """Detects added partitions of the topics that `topics` returns. `kafka` are the base settings of the user."""
+    """Detects partitions added to the topics that `topics` returns. `kafka` are the user's settings for Kafka."""
 
     def __init__(
         self, kafka: Mapping[str, object], topics: Callable[[], Collection[str]], memory: Memory | None = None
@@ -109,11 +109,12 @@ class PartitionWatch:
 
     @property
     def added(self) -> Sequence[Added]:
-        """Return the added partitions that were detected. May be read by any thread."""
+        """The additions of partitions detected so far. Any thread may read it."""
         return added_of((self._known or {}).copy())
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
-        """Check until the term is over; returns at once. The last check holds up the end of the process."""
+        """Start a thread that checks until the term is over, and return at once. The end of the process waits for the
+        last check."""
         threads.repeat(
             "harvest-partitions",
             partial(self._check_if_named, stopping),
@@ -124,10 +125,11 @@ class PartitionWatch:
         )
 
     def check(self) -> None:
-        """Compare the brokers' numbers with the known numbers. Raises HarvestError, or KafkaException."""
+        """Compare the brokers' numbers of partitions with the stored numbers, and log additions. Raises HarvestError or
+        KafkaException."""
         if self._known is None:
             self._known = self._memory.load() if self._memory is not None else {}
-        names = list({*self._known, *self._topics()})  # also topics of its row: a record may come at any time
+        names = list({*self._known, *self._topics()})  # stored topics too: a record for them may come at any time
         if not names:
             return
         for topic, partitions in self._counted(names).items():
@@ -157,13 +159,13 @@ class PartitionWatch:
             for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
                 try:
                     counted[topic] = len(answer_of(answer, 2 * _ANSWER_SECONDS).partitions)
-                except KafkaException:  # gone, or without the right to see it
+                except KafkaException:  # the topic was deleted, or this user may not see it
                     continue
             return counted
 
     def _check_if_named(self, stopping: threading.Event) -> None:
         if self._known is None:
-            stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
+            stopping.wait(_FIRST_SECONDS)  # by then the first records have been read, and their topics are known
         self._try_to_check()
 
     def _check_at_end(self) -> None:
@@ -178,7 +180,7 @@ class PartitionWatch:
 
 
 def added_of(known: object) -> list[Added]:
-    """Return a shard's known topics to which partitions were added; malformed entries are skipped."""
+    """Return the additions of partitions in the stored numbers of a shard. Malformed entries are skipped."""
     if not isinstance(known, Mapping):
         return []
     found = []
@@ -192,7 +194,8 @@ def added_of(known: object) -> list[Added]:
 
 
 def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
-    """Return the added partitions of a subscription's shards, each topic once. `outbox` is placed in its schema."""
+    """Return the additions of partitions that a subscription's shards have stored, the latest for each topic. `outbox`
+    must include its schema."""
     if (table := outbox.beside(connection, "subscriptions")) is None:
         return []
     statement = sql.SQL(_READ_ALL).format(table=in_statement(table.identifier))

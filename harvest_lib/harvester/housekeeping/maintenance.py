@@ -1,9 +1,8 @@
-"""Maintenance beside harvesting: segments are created ahead of need, rotated when they are old, and dropped once no
-subscription needs them.
+"""Maintenance of segments by a harvester: it creates them in advance, rotates old ones, and drops unneeded ones.
 
-The leader of shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and its
-errors are logged and retried. It requires the table's owner; if the harvester has another role, run `harvest segments`
-from cron instead.
+The leader of shard 0 runs the maintenance every minute, on a separate thread and connection. So the maintenance delays
+no record; its errors are logged, and the next round tries again. It needs the rights of the table's owner. If the
+harvester has another role, run `harvest segments` from cron instead.
 """
 
 import logging
@@ -25,14 +24,14 @@ _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 60.0
 _PATIENCE_SECONDS = 1.0
-"""Limit of a round of attempts at a change that keeps writers waiting. Behind a transaction that is open for hours the
-attempts continue for hours, and each may hold writers up for 0.2 s."""
+"""Longest time for the attempts at a change in one round. It is short because each attempt may block writers for 0.2 s,
+and if a transaction is open for hours, the rounds repeat the attempts for hours."""
 
 
 class Maintenance:
-    """Maintain the segments of an outbox while a term lasts, term after term. An error is logged once, until the
-    maintenance succeeds again. The holder of segments that cannot be dropped is logged once, and for each change of
-    their number."""
+    """The maintenance of an outbox's segments, over all terms of a process. An error is logged only once until the
+    maintenance succeeds again. If segments cannot be dropped, the reason is logged once, and again when the number of
+    these segments changes."""
 
     def __init__(self, config: HarvestConfig, outbox: OutboxTable) -> None:
         self._conninfo = config.data_source.conninfo()
@@ -45,7 +44,7 @@ class Maintenance:
         self._replicated = False
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
-        """Maintain the segments until the term is over; returns at once."""
+        """Start a thread that maintains the segments until the term is over, and return at once."""
         threads.repeat(
             "harvest-segments",
             self._maintain_now,
@@ -56,7 +55,7 @@ class Maintenance:
         )
 
     def maintain(self) -> None:
-        """Run every step, even if another step fails. Raises the first error."""
+        """Run all steps of the maintenance, even if a step fails. Then raise the first error."""
         errors: list[Exception] = []
         with connect(self._conninfo) as connection:
             for step in (self._create, self._rotate, self._drop, self._log_detached, self._log_replicated):
@@ -93,7 +92,7 @@ class Maintenance:
     def _log_detached(self, connection: psycopg.Connection[Any]) -> None:
         detached = [str(each) for each in detached_segments(connection, self._outbox)]
         for each in detached:
-            if each not in self._detached:  # once for each state of the segment
+            if each not in self._detached:  # logged once for each state of the segment
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
 
@@ -121,7 +120,7 @@ class Maintenance:
 
     def _log_error(self, error: BaseException) -> None:
         reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
-        if reason == self._complaint:  # logged once, not every minute or in each term
+        if reason == self._complaint:  # the same error was logged already
             return
         self._complaint = reason
         is_ours = isinstance(error, HarvestError | psycopg.Error)

@@ -1,6 +1,6 @@
-"""The progress line in the log, once a minute: delivered, rate, age of the backlog. Only a leader writes it.
+"""The progress line that a leader writes to the log every minute: records delivered, rate, age of the backlog.
 
-It has a thread and a connection of its own, so that no record waits for it.
+It is written on a separate thread and uses a separate connection, so that no record waits for it.
 """
 
 import logging
@@ -21,8 +21,8 @@ EVERY_SECONDS = 60.0
 
 
 class ProgressLog:
-    """`delivered` returns a growing count; `backlog_age_seconds` queries Postgres for the age of the oldest record in
-    the backlog."""
+    """Writes the progress line. `delivered` returns the total number of delivered records, `leads` whether this process
+    leads. `backlog_age_seconds` queries Postgres for the age of the oldest record in the backlog."""
 
     def __init__(
         self,
@@ -39,11 +39,12 @@ class ProgressLog:
         self._before = 0, 0.0
 
     def begin(self, stopping: threading.Event) -> None:
-        """Write lines until `stopping` is set; returns at once."""
+        """Start a thread that writes the line every minute until `stopping` is set, and return at once."""
         threads.repeat("harvest-progress", self.log, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
 
     def log(self) -> None:
-        """Log the progress since the last call, if this process leads. The first call only begins the period."""
+        """Log the progress since the last call, if this process leads. The first call logs nothing: it only begins the
+        first period."""
         before, then = self._before
         delivered, now = self._before = self._delivered(), boot_seconds()
         if then and self._leads():
@@ -55,7 +56,7 @@ class ProgressLog:
             )
 
     def _age(self) -> float | None:
-        """Return the age; None if Postgres does not answer, which the parts that need Postgres log."""
+        """Return the age of the backlog, or None if Postgres does not answer. Other parts log that failure."""
         try:
             with connect(self._conninfo) as connection:
                 return round(self._backlog_age_seconds(connection), 1)

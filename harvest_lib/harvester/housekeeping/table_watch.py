@@ -1,8 +1,8 @@
-"""Detects that the table was migrated to the native layout, after this process has chosen to mark it.
+"""Detects a migration of the table to the native layout while this process marks the table.
 
-`auto` is resolved once, when a process starts. A process that marks would mark the native table too. A process that
-starts later only reads the table, and they stand in different elections. So the marking process ends, with an error
-that asks for a restart.
+`auto` is resolved once, when a process starts. After a migration, a process that marks would continue to mark the
+native table. But a process that starts after the migration only reads the table, and takes part in another election. So
+the process that marks ends, with an error that asks for a restart.
 """
 
 import threading
@@ -19,7 +19,7 @@ EVERY_SECONDS = 5.0
 
 
 class TableWatch:
-    """`choices` were made when the table had goharvest's layout."""
+    """Checks periodically whether the table is native. `choices` are the choices for goharvest's layout."""
 
     def __init__(self, conninfo: str, table: OutboxTable, choices: Choices) -> None:
         self._conninfo = conninfo
@@ -27,7 +27,8 @@ class TableWatch:
         self._choices = choices
 
     def begin(self, changed: Callable[[HarvestError], None], stopping: threading.Event) -> None:
-        """Check every `EVERY_SECONDS` until `stopping` is set; returns at once. `changed` gets the error, once."""
+        """Start a thread that checks every `EVERY_SECONDS` until `stopping` is set, and return at once. After a
+        migration, the thread calls `changed` with the error and ends."""
         ended = threading.Event()
 
         def check() -> None:
@@ -46,7 +47,8 @@ class TableWatch:
         )
 
     def check(self) -> None:
-        """Raise OutboxTableError if the table is native by now. If Postgres does not answer, a later call checks."""
+        """Raise OutboxTableError if the table has become native. If Postgres does not answer, do nothing: a later call
+        checks again."""
         kind = "goharvest"
         with suppress(DatabaseError, OutboxTableError), connect(self._conninfo) as connection:
             kind = self._table.kind(connection)

@@ -1,1 +1,1 @@
-"""Observers of batches: counts of a harvester, and its spans."""
+"""Observers of a harvester's batches: one updates metrics, the other makes spans."""

@@ -1,8 +1,8 @@
-"""Counts of a harvester, and the observers that count.
+"""Metrics that a harvester counts, and the batch observer that updates them.
 
-No work is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. The latency from
-creation to acknowledgement is measured for a single record a second: the record is chosen as it is handed over, and
-another thread queries the database for its age.
+No work is done for each record: slices of a batch are counted when they are handed over, and whole batches when they
+end. The latency from creation to acknowledgement is measured for a single record each second. The record is chosen when
+it is handed over, and another thread queries the database for its age.
 """
 
 import random
@@ -20,12 +20,12 @@ from harvest_lib.telemetry.counts import AGE_BOUNDS, Counts, Histogram
 OUTCOMES = ("committed", "failed", "fenced")
 END_REASONS = ("revoked", "fenced")
 _LATENCY_EVERY_SECONDS = 1.0
-"""Shortest time between two records that are chosen for the latency; the database is queried for the age of each."""
+"""Shortest time between two records chosen for the latency. For each chosen record, the database is queried once."""
 
 
 class LatencySample:
-    """A chosen record: its age at the time of the query, and the time of its acknowledgement. The later of the two
-    calls observes the latency."""
+    """A record chosen for the latency. `aged` stores its time of creation, `acked` the time of its acknowledgement. The
+    later of the two calls passes the latency to `observe`."""
 
     def __init__(self, record_id: int, observe: Callable[[float], None]) -> None:
         self.record_id = record_id
@@ -35,13 +35,13 @@ class LatencySample:
         self._acked_at: float | None = None
 
     def aged(self, age_seconds: float, now: float) -> None:
-        """Record the age at the time `now`, by the database's clock."""
+        """Store the record's age at the time `now` (boot seconds). The age is by the database's clock."""
         with self._lock:
             self._created_at = now - age_seconds
             self._observe_if_known()
 
     def acked(self, now: float) -> None:
-        """Record the time of the acknowledgement."""
+        """Store the time of the acknowledgement, in boot seconds."""
         with self._lock:
             self._acked_at = now
             self._observe_if_known()
@@ -52,7 +52,7 @@ class LatencySample:
 
 
 class HarvestMeasures:
-    """The counts of a harvester, over all its terms. Filled by its threads, read by any thread."""
+    """The metrics of a harvester, over all its terms. The harvester's threads update them; any thread may read them."""
 
     def __init__(self) -> None:
         self.terms, self.refreshes, self.terms_ended = Counts(), Counts(), Counts()
@@ -60,7 +60,7 @@ class HarvestMeasures:
         self.batch_seconds, self.commit_seconds = Histogram(), Histogram()
         self.latency_seconds = Histogram(AGE_BOUNDS)
         self.samples: SimpleQueue[LatencySample | None] | None = None
-        """The queue of chosen records, for the thread that queries the database; None without such a thread."""
+        """Queue of chosen records, for the thread that queries the database; None if there is no such thread."""
 
     def count(self, shard: int, event: Event) -> None:
         """Count an event of a shard."""
@@ -80,23 +80,23 @@ class HarvestMeasures:
                 assert_never(other)
 
     def shard(self, number: int) -> "ShardMeasures":
-        """Return the measures that the loop of a shard fills."""
+        """Return the metrics of a shard, for the loop of the shard to update."""
         return ShardMeasures(self, str(number))
 
 
 class ShardMeasures:
-    """Measures filled by the loop of a term, `BatchObserver` of its batches. Used by the loop's thread."""
+    """The metrics of a shard during a term: a `BatchObserver` of the loop's batches. Only the loop's thread uses it."""
 
     def __init__(self, measures: HarvestMeasures, label: str) -> None:
         self._measures = measures
         self._label = label
-        self._sent = 0  # of the batch that is open
+        self._sent = 0  # number of records of the current batch that were handed over
         self._began_at = 0.0
         self._chosen: LatencySample | None = None
         self._choose_at = 0.0
 
     def choose(self, rows: Sequence[Row], place: int, now: float) -> None:
-        """Queue the record at a place for the latency, if the next measurement is due."""
+        """Queue the record `rows[place]` for the latency, if the next measurement is due."""
         samples = self._measures.samples
         if samples is None or now < self._choose_at or self._chosen is not None:
             return
@@ -106,20 +106,20 @@ class ShardMeasures:
         samples.put(self._chosen)
 
     def acked(self, now: float) -> None:
-        """Record that the chosen record, if any, was acknowledged."""
+        """Store that the chosen record, if there is one, was acknowledged at the time `now`."""
         if self._chosen is not None:
             self._chosen.acked(now)
             self._chosen = None
 
     def handing_over(self, rows: Sequence[Row]) -> None:
-        """Count rows of a batch that are about to be handed over."""
+        """Count rows of the current batch that are about to be handed over to Kafka."""
         if rows and not self._sent:
             self._began_at = boot_seconds()
             self.choose(rows, random.randrange(len(rows)), self._began_at)  # noqa: S311 - any will do
         self._sent += len(rows)
 
     def committed(self, outcome: BatchOutcome, began: float) -> None:
-        """Count a commit that began at `began` and has just ended."""
+        """Count the end of a batch. Its commit began at `began` and has just ended."""
         now = boot_seconds()
         if not self._sent:
             return
@@ -138,7 +138,7 @@ class ShardMeasures:
                 assert_never(other)
 
     def abandoned(self, *, repeats: bool) -> None:
-        """Drop the counts of the open batch. If `repeats`, its records may be sent again and seen twice."""
+        """Reset the counts of the current batch. If `repeats`, count its records as possible duplicates."""
         if self._sent and repeats:
             self._measures.possible_duplicates.add(self._label, amount=self._sent)
         self._sent = 0

@@ -1,11 +1,11 @@
-"""Spans of deliveries: observers of a harvester's batches, made where the process has a tracer provider.
+"""Spans of batches: an observer of a harvester's batches, used if the process has a tracer provider.
 
 Promises
-- A span of a batch goes from its first record to its commit, in a trace of its own. It has links to the recorded spans
-  that wrote its records, MOST_LINKS at most.
-- It reads the first MOST_ROWS of a batch at most, so that a backlog pays nothing for each record; a longer batch has no
-  topic. Rows that are handed over natively cost next to nothing: the span reads all of them.
-- Records are not changed. A malformed header `traceparent` costs its link, and nothing else.
+- The span of a batch lasts from the hand-over of its first record to its commit, in a separate trace. It has links to
+  the recorded spans in which its records were written, MOST_LINKS at most.
+- The span reads at most the first MOST_ROWS rows of a batch, so that the cost in a backlog is bounded. The span of a
+  longer batch has no topic. If rows are handed over natively, reading costs almost nothing, and the span reads all.
+- Records are not changed. A malformed header `traceparent` only loses its link.
 """
 
 import logging
@@ -30,15 +30,15 @@ _ABANDONED = "the batch was abandoned before its end was known"
 
 
 class SendSpan(BatchSpan):
-    """The span of rows on their way."""
+    """The span of a batch that is being sent."""
 
     def __init__(self, tracer: "Tracer", attributes: Mapping[str, str | int]) -> None:
         super().__init__(tracer, "send", attributes)
         self._topics: set[str] = set()
-        self._has_more = False  # rows that were not read
+        self._has_more = False  # True if the span did not read all rows of the batch
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the batch."""
+        """Add rows of the batch to the span: their number, topic and links."""
         if not rows or not self.is_recorded:
             return
         found = rows if isinstance(rows, RowPage) else rows[: max(0, MOST_ROWS - self.messages)]
@@ -52,7 +52,7 @@ class SendSpan(BatchSpan):
 
 
 class BatchTracing:
-    """`BatchObserver` that makes a span of each batch."""
+    """`BatchObserver` that makes a span for each batch."""
 
     def __init__(self, make_span: Callable[[], SendSpan]) -> None:
         self._make_span = make_span
@@ -78,13 +78,14 @@ class BatchTracing:
         self._end("abandoned", _ABANDONED)
 
     def _end(self, error: str = "", reason: str = "") -> None:
-        span, self._span = self._span, None  # first: an error of a span processor must not reach the next batch
+        span, self._span = self._span, None  # reset first: if a span processor raises, the next batch gets a new span
         if span is not None:
             span.end(error, reason)
 
 
 def batch_tracing(config: HarvestConfig, shard: int) -> Sequence[BatchTracing]:
-    """Return the observer that makes spans of a shard's batches; none without a tracer provider."""
+    """Return the observer that makes spans for a shard's batches, in a list; the list is empty without a tracer
+    provider."""
     tracer = None
     with Harmless(_log, "tracing_unavailable"):
         tracer = configured_tracer()

@@ -1,7 +1,7 @@
-"""Preflight checks before anything runs: configuration, Postgres, Kafka and clocks, all problems at once.
+"""Preflight checks for a harvester: configuration, Postgres, Kafka and clocks. They report all problems at once.
 
-It reads, and changes nothing, except that `delivery: transactional` registers a transactional id of its own in Kafka:
-there is no other way to check the right.
+The checks change nothing, with a single exception: for `delivery: transactional`, they register a separate
+transactional id in Kafka. There is no other way to check that right.
 """
 
 import time
@@ -18,8 +18,8 @@ __all__ = ["Finding", "Report", "inspect"]
 
 
 def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
-    """Return the findings for a harvester of this configuration. `topics` are checked together with the topics that the
-    outbox and the subscription name."""
+    """Run all checks for a harvester with this configuration, and return the report. `topics` are checked in addition
+    to the topics that records of the outbox and the subscription name."""
     report = Report()
     _check_certificates(config, report)
     found = check_postgres(config, report)
@@ -28,8 +28,8 @@ def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
 
 
 def _check_certificates(config: HarvestConfig, report: Report) -> None:
-    """Warn of certificates that expire soon or have expired; whether an expired certificate is refused, servers
-    decide."""
+    """Warn of certificates that expire soon or have expired. This is only a warning: the servers decide whether to
+    refuse an expired certificate."""
     certificates, now = certificates_of(config), time.time()
     expiring = certificates.expiring(now)
     for setting in certificates.expiries():

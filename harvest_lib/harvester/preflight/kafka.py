@@ -1,4 +1,4 @@
-"""Preflight checks of Kafka: the brokers, the group of the election, the harvester's topics, the topics of records."""
+"""Preflight checks of Kafka: brokers, group of the election, topics of the harvester, topics of the records."""
 
 import shlex
 import time
@@ -34,7 +34,7 @@ from harvest_lib.kafka_client import (
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
 _SAFE_COPIES = 2
-"""Copies of a record that survive the loss of a broker."""
+"""Number of copies of a record with which it survives the loss of a broker."""
 _NO_COORDINATOR = (
     ClientError.COORDINATOR_NOT_AVAILABLE,
     ClientError.NOT_COORDINATOR,
@@ -46,8 +46,8 @@ _NO_COORDINATOR = (
 def check_kafka(
     config: HarvestConfig, topics: Collection[str], report: Report, with_postgres: Sequence[Check] = ()
 ) -> None:
-    """Report problems of Kafka for a harvester that delivers to `topics`. `with_postgres` is checked too, if the
-    brokers answer."""
+    """Report problems of Kafka for a harvester that delivers to `topics`. `with_postgres` are checks that need both
+    servers; they run if the brokers answer."""
     if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
         return
     settings = config.kafka_settings(for_producer=False)
@@ -59,7 +59,8 @@ def check_kafka(
 
 
 class _Cluster:
-    """The checks of a cluster that answers. `present` are the visible topics, with their partitions."""
+    """The checks of a Kafka cluster that answers. `present` maps the topics that this user may see to their numbers of
+    partitions."""
 
     def __init__(self, config: HarvestConfig, present: Mapping[str, int], report: Report) -> None:
         self._config = config
@@ -103,15 +104,15 @@ class _Cluster:
                 if error.args[0].code() not in _NO_COORDINATOR:
                     raise translate(error.args[0], settings=self._settings) from error
                 if deadline.passed:
-                    return  # a cluster that no group has ever used has no coordinator, which is no error
+                    return  # no error: a cluster has no coordinator before a group uses it for the first time
                 time.sleep(_PAUSE_SECONDS)
             else:
                 self._require("group", name, described.authorized_operations, {"Read": AclOperation.READ})
                 return
 
     def _own_topic(self, topic: str, *, creates: bool, grows: bool, config: Mapping[str, str]) -> None:
-        """Check a topic of the harvester's own, with a partition for each shard. A start makes a missing topic if it
-        `creates`, and adds partitions if it `grows`."""
+        """Check a topic that belongs to the harvester and needs a partition for each shard. `creates`: a start creates
+        the topic if it is missing. `grows`: a start adds missing partitions."""
         check = partial(self._check_own, topic, creates=creates, grows=grows, config=config)
         self._report.run("kafka", f"the topic {topic}", check)
 
@@ -137,13 +138,13 @@ class _Cluster:
             self._try_to_grow(topic, needed)
 
     def _try_to_grow(self, topic: str, needed: int) -> None:
-        """Raise KafkaError unless a start may add the missing partitions."""
+        """Raise KafkaError unless this user may add the missing partitions, as a start would do."""
         more = [NewPartitions(topic, needed)]
         future = self._admin.create_partitions(more, validate_only=True, request_timeout=_SECONDS)[topic]
         self._result(future, "topic", topic, "Alter")
 
     def _compacted(self, topic: str) -> None:
-        """Warn if Kafka removes checkpoints by age or size, the default for a topic that the harvester did not make."""
+        """Warn if Kafka removes checkpoints by age or size: the default of topics that the harvester did not create."""
         policy = self._configured(topic).get("cleanup.policy", "") if topic in self._present else ""
         if removes_checkpoints(policy):
             self._report.warn(
@@ -154,7 +155,7 @@ class _Cluster:
             )
 
     def _topic(self, topic: str) -> None:
-        """Check a topic that records go to."""
+        """Check a topic that records are sent to."""
         if self._config.is_own_topic(topic):
             raise KafkaError(
                 f"the topic {topic!r} belongs to the harvesters: its records would be parked",
@@ -184,7 +185,8 @@ class _Cluster:
             )
 
     def _replication(self, topics: Collection[str]) -> None:
-        """Warn of topics that could lose acknowledged records with a single broker, or that take none without all."""
+        """Warn of topics that can lose acknowledged records if a single broker is lost, and of topics that accept no
+        records if a single broker is unavailable."""
         single, unsafe, strict, starved = [], [], [], []
         for topic in sorted(topics):
             if topic not in self._present:
@@ -192,7 +194,7 @@ class _Cluster:
             try:
                 replicas = min((len(each.replicas) for each in self._describe(topic, "Describe").partitions), default=0)
             except KafkaError:
-                continue  # it was found above
+                continue  # the check of the topic has reported this error
             known = self._configured(topic).get("min.insync.replicas")
             least = int(known) if known else None
             if least is not None and least > replicas:
@@ -246,7 +248,7 @@ class _Cluster:
         return self._result(answer[topic], "topic", topic, operation)
 
     def _configured(self, topic: str) -> dict[str, str]:
-        """Return the topic's settings; empty without the right to see them."""
+        """Return the topic's settings; empty if this user may not see them."""
         return topic_settings(self._admin, [topic], timeout_seconds=_SECONDS)[topic]
 
     def _result(self, future: "Future[Any]", resource: Resource, name: str, operation: str) -> Any:
@@ -258,7 +260,8 @@ class _Cluster:
             raise translate(error.args[0], settings=self._settings) from error
 
     def _require(self, resource: Resource, name: str, allowed: Any, needed: Mapping[str, AclOperation]) -> None:
-        """Raise KafkaAccessDenied for operations that are not allowed. Brokers without ACLs allow all operations."""
+        """Raise KafkaAccessDenied if `allowed` lacks needed operations. It is None for brokers without ACLs, which
+        allow all operations."""
         if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
             raise self._denied(
                 resource, name, missing, f"allowed: {', '.join(each.name for each in allowed) or 'none'}"
@@ -273,7 +276,8 @@ class _Cluster:
         return self._command("kafka-configs.sh", "--alter", "--topic", topic, "--add-config", setting)
 
     def _command(self, tool: str, *arguments: str) -> str:
-        """Return a command for this cluster; unless it is plaintext, with the file of `harvest grants kafka`."""
+        """Return a command line for this cluster. Unless the cluster uses plaintext, the command reads the settings
+        file that `harvest grants kafka` describes."""
         is_open = str(self._settings.get("security.protocol", "plaintext")).lower() == "plaintext"
         who = () if is_open else ("--command-config", "operator.properties")
         return shlex.join([tool, "--bootstrap-server", self._servers, *who, *arguments])

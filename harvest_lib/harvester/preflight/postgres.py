@@ -1,4 +1,4 @@
-"""Preflight checks of Postgres: the connection, the clock, the table, its index and sequence, side tables, grants."""
+"""Preflight checks of Postgres: connection, clock, outbox table with index and sequence, side tables, grants."""
 
 import time
 from collections.abc import Collection
@@ -26,7 +26,7 @@ from harvest_lib.postgres.database import connect, in_statement, require_session
 
 _MOST_TOPICS = 100
 _CLOCK_SECONDS = 1.0
-"""Largest accepted difference of the clocks: ages of the backlog are computed from both."""
+"""Largest accepted difference between the clocks of this machine and of Postgres."""
 
 _RECOVERS = "SELECT pg_is_in_recovery()"
 _CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
@@ -37,7 +37,7 @@ SELECT array(SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS
 FROM pg_index WHERE indrelid = to_regclass(%s)
 """
 
-# Only the first and the last records, by the index: the table may be of any size.
+# The statement reads only the first and the last records, by the index, since the table may be of any size.
 _TOPICS = """
 SELECT DISTINCT topic FROM (
   (SELECT {topic} AS topic FROM {table} ORDER BY {id} LIMIT 10000)
@@ -51,8 +51,8 @@ _FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 @dataclass(slots=True)
 class Found:
-    """Input from Postgres for the checks of Kafka: the topics that records or the subscription name, and the checks
-    that need both servers to answer."""
+    """What the checks of Kafka need from Postgres: the topics that records or the subscription name, and the checks
+    that need both servers."""
 
     topics: set[str] = field(default_factory=set)
     checks: list[Check] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Found:
 
 
 def check_postgres(config: HarvestConfig, report: Report) -> Found:
-    """Report problems, and return the input for the checks of Kafka."""
+    """Report problems of Postgres, and return what the checks of Kafka need from Postgres."""
     conninfo = config.data_source.conninfo()
     with ExitStack() as opened:
         connections: list[psycopg.Connection[Any]] = []
@@ -90,14 +90,14 @@ def _check_clock(connection: psycopg.Connection[Any], report: Report) -> None:
 
 
 class _Table:
-    """The checks of an outbox, in an order in which each may rely on its predecessors."""
+    """The checks of an outbox, ordered so that each check may rely on the earlier checks."""
 
     def __init__(self, config: HarvestConfig, connection: psycopg.Connection[Any], report: Report) -> None:
         self._config = config
         self._connection = connection
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
-        self._elects_otherwise = False  # by the lock in Postgres, which goharvest does not see
+        self._elects_otherwise = False  # True if `auto` chose the lock in Postgres, which goharvest does not see
 
     def check(self) -> Found:
         run, connection, table, found = self._report.run, self._connection, self._table, Found()
@@ -153,7 +153,7 @@ class _Table:
         self._report.passed.append(("configuration", str(choices)))
 
     def _index(self) -> None:
-        """Warn if no index finds the records, so that each poll would read the whole table."""
+        """Warn if the table lacks the index that polls need, so that each poll would read the whole table."""
         wanted = ["transaction_id", "id"] if self._config.mode.reads_segments else ["id"]
         with translated():
             rows = self._connection.execute(_INDEXES, (str(self._table),)).fetchall()
@@ -178,7 +178,8 @@ class _Table:
             self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
 
     def _topics(self) -> Collection[str]:
-        """Return topics of records and of the subscription; none if they cannot be read, which was found above."""
+        """Return the topics of records and of the subscription. If this role may not read the tables, an earlier check
+        has reported that, and topics are left out."""
         found: set[str] = set()
         selection = make_selection(self._config, self._table)
         names = {"topic": selection.columns["kafka_topic"], "id": selection.columns["id"], "table": selection.table}

@@ -1,4 +1,4 @@
-"""The report of a preflight: checks that passed, and findings."""
+"""The report of the preflight checks: the checks that passed, and the problems found."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,8 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem: an `error` keeps the harvester from starting or records from arriving; a `warning` does not."""
+    """A problem that a check found. An `error` prevents the start of the harvester, or the delivery of records; a
+    `warning` does not."""
 
     severity: Severity
     area: Area
@@ -24,7 +25,7 @@ class Finding:
 
     @classmethod
     def of(cls, error: HarvestError, area: Area) -> "Finding":
-        """Return an error as a finding."""
+        """Return a finding that reports an error."""
         return cls(
             severity="error",
             area="configuration" if isinstance(error, ConfigError) else area,
@@ -37,7 +38,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """Findings in the order in which they were made, and checks that passed."""
+    """The findings, in the order of the checks, and the checks that passed."""
 
     findings: list[Finding] = field(default_factory=list)
     passed: list[tuple[Area, str]] = field(default_factory=list)
@@ -48,12 +49,13 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of a command: 0, or the code of the first error."""
+        """The exit code for a command: 0 without an error, else the code of the first error."""
         return next((each.exit_code for each in self.errors), 0)
 
     @contextmanager
     def step(self, area: Area, what: str) -> Iterator[None]:
-        """Add a HarvestError of the block as a finding; without an error the check has passed."""
+        """Run the `with` block as a check. A HarvestError from the block becomes a finding. If the block adds no
+        finding, the check has passed."""
         before = len(self.findings)
         try:
             yield
@@ -63,14 +65,14 @@ class Report:
             self.passed.append((area, what))
 
     def run(self, area: Area, what: str, check: Callable[[], object]) -> bool:
-        """Run a check as a step; return True if nothing was found."""
+        """Run a check as a step; return True if it added no finding."""
         before = len(self.findings)
         with self.step(area, what):
             check()
         return len(self.findings) == before
 
     def add(self, finding: Finding) -> None:
-        """Add a finding, once."""
+        """Add a finding, unless the report already contains an equal finding."""
         if finding not in self.findings:
             self.findings.append(finding)
 

@@ -1,4 +1,4 @@
-"""The numbers and the health of a harvester, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
+"""Metrics and health of a harvester, for `harvest_lib.telemetry.server.Listener` or for your own registry."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -18,7 +18,8 @@ from harvest_lib.telemetry.counts import Counts, Histogram, HistogramReading, La
 
 
 class HarvestTelemetry(HarvestHealth):
-    """Metrics and health of a harvester; made before the harvester starts. A context manager, which ends its thread."""
+    """Metrics and health of a harvester. Make it before the harvester starts. As a context manager, it ends its thread
+    on exit."""
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
@@ -27,7 +28,7 @@ class HarvestTelemetry(HarvestHealth):
 
     @property
     def histograms(self) -> Mapping[Metric, Histogram]:
-        """The histograms among the metrics, which their shards fill."""
+        """The histograms by their metrics. The loops of the shards fill the histograms."""
         measures = self._harvest.measures
         return {
             catalogue.BATCH_SECONDS: measures.batch_seconds,
@@ -36,7 +37,7 @@ class HarvestTelemetry(HarvestHealth):
         }
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the present values of the metrics. Waits for Postgres, for a second at most."""
+        """Yield the current values of all metrics. Waits for Postgres for a second at most."""
         harvest, measures = self._harvest, self._harvest.measures
         shards = [(str(shard),) for shard in range(harvest.config.shards)]
         led = harvest.led_shards
@@ -66,7 +67,7 @@ class HarvestTelemetry(HarvestHealth):
         yield from _of_the_outbox(seen)
 
     def stop(self) -> None:
-        """End the thread. Safe to repeat."""
+        """End the thread that samples Postgres. Safe to repeat."""
         self._sampler.stop()
 
     def __enter__(self) -> Self:
@@ -114,7 +115,7 @@ def _of_the_outbox(seen: LatestSample) -> Iterator[Reading]:
 
 
 def _noticed(added: Sequence[Added]) -> Mapping[Labels, float]:
-    """Return the times of added partitions by topic, for the latest `MOST_TOPICS`."""
+    """Return the time at which added partitions were detected, by topic, for the `MOST_TOPICS` latest."""
     newest = sorted(added, key=lambda each: each.noticed_at)[-MOST_TOPICS:]
     return {(each.topic,): each.noticed_at.timestamp() for each in newest}
 
@@ -126,7 +127,7 @@ def _each(shards: list[tuple[str]], seconds: tuple[str, ...]) -> list[tuple[str,
 def _from_zero(
     counts: Counts, expected: Iterator[Labels] | list[tuple[str]] | list[tuple[str, str]]
 ) -> Mapping[Labels, float]:
-    """Return the counts, and 0 for expected labels without a count: a rate needs the beginning of a count."""
+    """Return the counts, and 0 for expected labels without a count: to compute a rate, a count must begin at 0."""
     return {**dict.fromkeys(expected, 0), **counts.read()}
 
 

@@ -7,7 +7,7 @@ from harvest_lib.telemetry.health import Verdict
 
 
 def live(harvest: Harvest) -> Verdict:
-    """Return the verdict on liveness: the process's loop turns, whatever the servers do."""
+    """Return the verdict on liveness: healthy if the harvester's main loop turns. Servers do not affect it."""
     if harvest.is_responsive:
         return Verdict(is_healthy=True, reason="it turns")
     if harvest.state is State.RUNNING:
@@ -16,7 +16,7 @@ def live(harvest: Harvest) -> Verdict:
 
 
 class HarvestHealth:
-    """`Health` of a harvester. `sampler` reports the backlog."""
+    """Implementation of `Health` for a harvester. `sampler` reports the backlog."""
 
     def __init__(self, harvest: Harvest, sampler: Sampler) -> None:
         self._harvest = harvest

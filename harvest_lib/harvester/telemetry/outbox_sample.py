@@ -1,9 +1,9 @@
-"""Samples of the backlog of an outbox and of its subscriptions' progress, by statements of bounded cost.
+"""Samples for metrics: the backlog of an outbox and the progress of its subscriptions, read at bounded cost.
 
 Promises
-- No statement scans the outbox, or any table that grows with it: each reads a bounded number of rows by an index.
-- Ages are by the database's clock.
-- Tables that this role may not read, or that are missing, are left out.
+- No statement scans the outbox, or a table that grows with it: each reads a bounded number of rows by an index.
+- Ages are measured by the database's clock.
+- Tables that are missing, or that this role may not read, are left out.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,7 +29,7 @@ from harvest_lib.telemetry.counts import OTHER
 
 _COUNTED_PARKED = 10_000
 MOST_TOPICS = 20
-"""Maximum of topics with a label of their own in a metric."""
+"""Maximum number of topics that get a separate label in a metric."""
 
 _AGE_OF_ONE = """
 SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
@@ -51,8 +51,9 @@ GROUP BY kafka_topic, held ORDER BY count(*) DESC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSample:
-    """A sample of an outbox. `records` is None if the backlog is unknown; `mark` changes with each record that any
-    process delivers. `quiet_seconds`: time since the last checkpoint was written, 0 without a checkpoint."""
+    """A sample of an outbox. `records` is the size of the backlog, None if it is unknown. The value `mark` changes when
+    any process delivers records. `quiet_seconds` is the time since the subscription's row was last updated, 0
+    without a row."""
 
     records: int | None
     is_estimate: bool = False
@@ -60,15 +61,16 @@ class OutboxSample:
     mark: Hashable = None
     quiet_seconds: float = 0.0
     parked: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By topic and state, `parked` or `held`."""
+    """Number of parked records by topic and state; the state is `parked` or `held`."""
     shards: Sequence[SubscriptionShard] = ()
     """The shards of all subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareSample:
-    """Slowly changing facts, sampled once a minute. `held`: by subscription, empty without segments, or without the
-    right to see them. `sizes`: None before the first answer. `added`: topics to which partitions were added."""
+    """The part of a sample that is read only once a minute. `held`: held segments by subscription; empty if the table
+    has no segments, or if this role may not see them. `sizes`: None before the first answer. `added`: topics to which
+    partitions were added."""
 
     held: Mapping[str, Held] = field(default_factory=dict)
     sizes: Sizes | None = None
@@ -76,7 +78,7 @@ class RareSample:
 
 
 class SampleReader:
-    """Reads samples through a connection. All calls raise HarvestError or psycopg's errors."""
+    """Reads samples through a connection. Calls that fail raise HarvestError or an error of psycopg."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
         self._connection = connection
@@ -86,10 +88,10 @@ class SampleReader:
         self._status = StatusReader(connection, config)
 
     def sample(self) -> OutboxSample:
-        """Return a new sample."""
+        """Read and return a sample."""
         shards = self._status.shards()
         parked = {**self._parked("parked"), **self._parked("parked_ids")}
-        if not self._status.is_known(shards):  # a subscription of another layout that was never begun
+        if not self._status.is_known(shards):  # the table has another layout, and the subscription never read it
             return OutboxSample(records=None, parked=parked, shards=shards)
         waiting = self._status.sampled(shards)
         columns, ours = self._config.columns, self._status.ours(shards)
@@ -105,19 +107,20 @@ class SampleReader:
         )
 
     def rare(self) -> RareSample:
-        """Return the slowly changing facts."""
+        """Read and return the part of a sample that changes slowly."""
         added: Sequence[Added] = ()
         with suppress(DatabaseAccessDenied, OutboxTableError):
             added = read_added(self._connection, self._outbox, self._config.subscription)
         return RareSample(held=self._status.held(), sizes=self._status.sizes(), added=added)
 
     def age_of(self, record_id: int) -> float | None:
-        """Return the age of a record; None if it is gone, or the table has no column for its time."""
+        """Return the age of a record in seconds; None if the record no longer exists or has no time."""
         row = self._row(self._selection.fill(_AGE_OF_ONE), id=record_id)
         return row[0] if row is not None else None
 
     def _parked(self, name: Literal["parked", "parked_ids"]) -> dict[tuple[str, str], int]:
-        """Return counts of parked records in a table, of the configured subscription if it lists several."""
+        """Count the parked records in a side table, by topic and state. In `parked_ids`, only the configured
+        subscription counts."""
         table = self._outbox.beside(self._connection, name)
         readable = self._row(sql.SQL(_READABLE), table=str(table)) if table is not None else None
         if table is None or readable is None or not readable[0]:
@@ -136,7 +139,8 @@ class SampleReader:
 
 
 def _by_topic(found: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, str], int]:
-    """Return counts by topic and state for the most frequent legal topics; all other topics together are `other`."""
+    """Return the counts by topic and state. The most frequent topics with legal names have their own labels; all other
+    topics together have the label `other`."""
     counts: dict[tuple[str, str], int] = {}
     named: set[str] = set()
     for topic, held, count in found:

@@ -1,10 +1,10 @@
-"""Samples Postgres for scrapes, on a thread and a connection of its own.
+"""Samples Postgres for metrics, on a separate thread and connection.
 
 Promises
-- Postgres is queried only when `seen` is called, at most once a second for any number of callers; and, while records
-  flow, for the age of a single record a second. A listener calls every five seconds.
-- A caller waits for a second at most after the query was sent: while Postgres hangs, only the first caller waits. Then
-  the sample is None, with the reason that Postgres does not answer.
+- Postgres is queried for a sample only when `seen` is called, at most once a second for any number of callers. During
+  delivery, it is also queried for the age of a single record each second. A listener calls `seen` every five seconds.
+- A caller waits at most until a second after the query was sent. So if Postgres hangs, only the first caller waits. The
+  caller then gets no sample, but the reason that Postgres does not answer.
 - No statement runs for longer than a few seconds.
 """
 
@@ -36,20 +36,20 @@ _EVERY_SECONDS = 1.0
 _RARE_EVERY_SECONDS = 60.0
 _WAIT_SECONDS = 1.0
 _UNUSED_SECONDS = 60.0
-"""The connection is closed after this time without a caller."""
+"""The connection is closed if `seen` is not called for this time and no record waits for its age."""
 SETTINGS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off;
 SET statement_timeout = '5s'
 """
-"""By the indexes, in their order, as sources read: a sort, or a bitmap scan, reads all rows."""
+"""Settings with which statements walk indexes in index order, as sources do: a sort or a bitmap scan reads all rows."""
 _MOST_SAMPLES = 16
-"""Maximum of queued records for the latency; while Postgres does not answer, further records are dropped."""
+"""Maximum number of queued records for the latency. If Postgres does not answer, further records are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestSample:
-    """The latest sample of the outbox: `sample` is None while Postgres does not answer, for this `reason`.
-    `stalled_seconds` is the time without a known reduction of the backlog."""
+    """The latest result of the sampler. If Postgres does not answer, `sample` is None and `reason` says why.
+    `stalled_seconds` is the time since the last known progress of the backlog."""
 
     sample: OutboxSample | None = None
     at: float = 0.0
@@ -60,15 +60,16 @@ class LatestSample:
 
 
 class CheckpointAges:
-    """Ages of checkpoints in Postgres by subscription and shard, over samples: a new term also writes a shard's row,
-    without a new checkpoint. Used by a single thread."""
+    """The ages of the checkpoints in Postgres, tracked over several samples. A new term also updates a shard's row, but
+    without a new checkpoint, so the time of the row alone does not suffice. A single thread uses it."""
 
     def __init__(self) -> None:
         self._seen: dict[Labels, tuple[tuple[int, int], datetime]] = {}
 
     def of(self, shards: Sequence[SubscriptionShard]) -> Mapping[Labels, float]:
-        """Return the seconds since each checkpoint was written, by the database's clock. A row that was written since
-        the last sample counts if its checkpoint differs. Shards without a checkpoint are left out."""
+        """Return the seconds since each checkpoint was written, by subscription and shard, by the database's clock. If
+        a row was updated since the last sample without a new checkpoint, the earlier time counts. Shards without a
+        checkpoint are left out."""
         before, self._seen = self._seen, {}
         ages: dict[Labels, float] = {}
         for shard in shards:
@@ -82,15 +83,15 @@ class CheckpointAges:
 
 
 class Sampler:
-    """`seen` may be called from any thread."""
+    """The thread that samples Postgres for a harvester. Any thread may call `seen`."""
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
-        self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: a caller waits, or the end
+        self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: a caller waits, or `stop` was called
         self._changed = threading.Condition()
         self._latest = LatestSample()
         self._asked_at = self._answered_at = float("-inf")
-        self._good_at = boot_seconds()  # time of the last sample; at first, of the start
+        self._good_at = boot_seconds()  # time of the last successful sample; before that, of the start
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._reader: SampleReader | None = None
@@ -103,7 +104,7 @@ class Sampler:
         )
 
     def seen(self) -> LatestSample:
-        """Return the latest sample; query Postgres if it is older than a second."""
+        """Return the latest sample. If it is older than a second, query Postgres and wait, for a second at most."""
         with self._changed:
             now = boot_seconds()
             if now - self._answered_at < _EVERY_SECONDS:
@@ -117,7 +118,7 @@ class Sampler:
         return self._unknown("Postgres does not answer in time")
 
     def stop(self) -> None:
-        """End the thread; a thread that waits for an unavailable server is left behind. Safe to repeat."""
+        """End the thread. If the thread waits for an unavailable server, return without it. Safe to repeat."""
         self._harvest.measures.samples = None
         self._stopping.set()
         self._samples.put(None)
@@ -141,7 +142,8 @@ class Sampler:
             self._age(wanted)
 
     def _troubled(self, error: BaseException) -> None:
-        """Log an error of any kind: missing numbers must not look like zeros."""
+        """Handle an error of any kind: log it, and publish a result without a sample, so that missing numbers do not
+        look like zeros."""
         try:
             _log.exception("sampling_failed", exc_info=error)
         finally:
@@ -174,7 +176,7 @@ class Sampler:
         if now - self._rare_at < _RARE_EVERY_SECONDS:
             self._publish(seen)
             return
-        if self._rare_at > float("-inf"):  # callers wait for the slow numbers only the first time
+        if self._rare_at > float("-inf"):  # only the first time, callers wait for the slow part of the sample
             self._publish(seen)
         self._rare_at, self._rare = now, RareSample()
         try:
@@ -188,7 +190,7 @@ class Sampler:
         try:
             age = self._connected().age_of(sample.record_id)
         except (HarvestError, psycopg.Error):
-            self._disconnect()  # the next caller for a sample gets the reason
+            self._disconnect()  # the next call of `seen` reports the reason
             return
         if age is not None:
             sample.aged(age, boot_seconds())
@@ -198,7 +200,7 @@ class Sampler:
         self._publish(self._unknown(reason))
 
     def _unknown(self, reason: str) -> LatestSample:
-        """Return a result without a sample: a stall at the last sample has continued since."""
+        """Return a result without a sample. The time since the last sample counts as stalled time."""
         return LatestSample(reason=reason, stalled_seconds=self._watch.stalled_seconds + boot_seconds() - self._good_at)
 
     def _publish(self, seen: LatestSample) -> None:

@@ -1,7 +1,9 @@
-"""The tables of parked records: `<outbox>_parked` has the records of a marked table, `<outbox>_parked_ids` lists ids.
+"""The tables of parked records: `<outbox>_parked` contains whole records, `<outbox>_parked_ids` only lists their ids.
 
-`operator_records` and `operator_ids` list, retry and drop for operators; `leader_records` and `leader_ids` park for a
-leader. `harvest_lib.batching` decides which records are parked.
+Records of an outbox that is marked and purged move to `<outbox>_parked`. Records that subscriptions read stay in the
+outbox, and `<outbox>_parked_ids` lists their ids. Operators list, retry and drop parked records with `operator_records`
+and `operator_ids`. Leaders park records with `leader_records` and `leader_ids`. `harvest_lib.batching` decides which
+records are parked.
 """
 
 from harvest_lib.outbox.parking.operator_ids import ParkedIdTable

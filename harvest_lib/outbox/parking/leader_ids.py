@@ -1,11 +1,11 @@
-"""Records that a subscription's shard has parked, by id: the table `<outbox>_parked_ids`. Records stay in the outbox.
+"""The ids of records that a leader has parked: the table `<outbox>_parked_ids`. The records stay in the outbox.
 
 Promises
-- Only the present leader writes: each statement locks the subscription's row and compares the epoch. So a leader that
-  raises the epoch finds either all of a write, or none of it, now and later.
-- A write is on disk when it returns.
-- An entry belongs to the row with its id and transaction id. Another row with the id (`TRUNCATE … RESTART IDENTITY`) is
-  not parked, and an entry without its row holds no key.
+- Only the current leader writes: each statement locks the subscription's row and compares the epoch. So if a new leader
+  raises the epoch, it finds each earlier write either complete or not at all, and that never changes afterwards.
+- A write is on disk when the call returns.
+- An entry belongs to the row with the same id and transaction id. A later row with the same id (after `TRUNCATE …
+  RESTART IDENTITY`) is not parked, and an entry whose row no longer exists holds no key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,15 @@ leads AS (
 )
 """
 
-# Delete entries of former rows with the same ids. An update would need another privilege.
+# Deletes entries that belong to former rows with the same ids. An UPDATE would need another privilege.
 _REPLACE = f"""
 WITH {_LEADS}
 DELETE FROM {{parked_ids}} AS s USING leads
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
 """  # noqa: S608 - only the constant `_LEADS` is inserted
 
-# Parking a record again ends its retry. A row that is gone gets the transaction id 0, which no transaction has.
+# Parking a record again ends its retry. If the record's row no longer exists, the entry gets the transaction id 0,
+# which no transaction has.
 _ADD = f"""
 WITH {_LEADS}, added AS (
   INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)
@@ -58,8 +59,8 @@ SELECT count(*) FROM leads
 """  # noqa: S608 - only the constant `_LEADS` is inserted
 
 
-# The lowest id of a key in its topic is parked, and holds the others, until an operator drops or retries it. If the
-# lowest is held, the row of the parked record before it is gone.
+# The record with the lowest listed id of a topic and key is parked, and the later records of the key are held behind
+# it, until an operator drops or retries it. If the lowest id is held, the row of the parked record before it is gone.
 _MOVED = """
 SELECT known.topic, known.key
 FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
@@ -84,7 +85,8 @@ ORDER BY row_number() OVER (PARTITION BY kafka_topic, kafka_key ORDER BY id), id
 """
 
 _FEW_KEYS = 100
-"""Up to this many keys may each have all entries read, whatever the plan; more keys are compared by a hash."""
+"""Up to this number of keys, the planner chooses the join, and may read all entries for each key. More keys are
+compared with a hash join."""
 
 _RELEASE = f"""
 WITH {_LEADS}, released AS (
@@ -95,7 +97,7 @@ SELECT count(*) FROM leads
 
 
 class Entry(NamedTuple):
-    """A record to be parked."""
+    """A record to be parked, or, if `held`, to be held behind a parked record of its key."""
 
     id: int
     topic: str
@@ -105,21 +107,23 @@ class Entry(NamedTuple):
 
 
 class LedRow(Protocol):
-    """The subscription's row that a leader holds: `harvest_lib.checkpoints.table.CheckpointTable`."""
+    """The subscription's row that a leader has claimed. `harvest_lib.checkpoints.table.CheckpointTable` implements
+    this protocol."""
 
     @property
     def holder(self) -> Mapping[str, Any]:
-        """The subscription, the shard and the epoch, as values of a statement."""
+        """The subscription, the shard and the epoch, as parameters for a statement."""
 
     def connected(self) -> psycopg.Connection[Any]:
         """Return the leader's connection."""
 
 
 class ParkedIds:
-    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `columns` are
-    expressions for the id and the transaction id of the outbox's rows, which distinguish entries.
+    """The parked ids of the subscription and shard whose row `checkpoints` has claimed. The thread that uses
+    `checkpoints` makes all calls. `columns` are the SQL expressions for the id and the transaction id of a row of the
+    outbox, which identify the row of an entry.
 
-    All calls raise DatabaseUnavailable when the database cannot be queried.
+    All calls raise DatabaseUnavailable if the database cannot be queried.
     """
 
     def __init__(
@@ -143,22 +147,23 @@ class ParkedIds:
         )
 
     def matching(self, ids: Sequence[int]) -> set[int]:
-        """Return the ids that are listed, without entries of former rows."""
+        """Return the ids among `ids` that are listed. Entries of former rows with the same ids do not count."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
             rows = self._checkpoints.connected().execute(self._matching, values).fetchall()
         return {record_id for (record_id,) in rows}
 
     def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
-        """Return topic and key, with the lowest id; with `each`, all ids."""
+        """Return the listed topics and keys, each with its lowest listed id. With `each`, return a pair for each listed
+        id."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
             rows = self._checkpoints.connected().execute(self._load, values).fetchall()
         return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
-        """Park records. A listed record becomes parked if it was held, and never held if it was parked. False if
-        fenced."""
+        """Park or hold records. A listed record that was held can become parked; a listed record that was parked never
+        becomes held. Return False if this leader is fenced."""
         values: dict[str, Any] = {
             **self._checkpoints.holder,
             "ids": [entry.id for entry in entries],
@@ -175,16 +180,17 @@ class ParkedIds:
         return row is not None and bool(row[0])
 
     def moved(self, known: Sequence[tuple[HeldKey, int]]) -> list[HeldKey]:
-        """Return the keys of the parked records that an operator has dropped or retried."""
+        """Return the keys among `known` whose parked record an operator has dropped or retried. `known` has the id of
+        the first parked record of each key."""
         values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
             rows = self._compared(self._moved, values, len(known))
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> dict[int, HeldKey | None]:
-        """Return the ids of the keys' records that may be sent: no record before them stays parked. The first record of
-        each key comes first, then the second, so that a long run of a key delays no other key. The last listed id of a
-        key maps to that key, other ids to None."""
+        """Return up to `limit` listed ids of the keys whose records may be sent now, since no earlier record of the key
+        stays parked. First come the first ids of all keys, then the second ids, so that a key with many records delays
+        no other key. The last listed id of a key maps to that key, every other id to None."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._compared(self._due, values, len(keys))
@@ -199,7 +205,7 @@ class ParkedIds:
             return connection.execute(statement, values).fetchall()
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records that are in Kafka or deleted; False if fenced."""
+        """Delete the entries of records that are in Kafka or no longer exist. Return False if this leader is fenced."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
             row = self._checkpoints.connected().execute(self._release, values).fetchone()

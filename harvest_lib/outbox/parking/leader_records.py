@@ -1,10 +1,10 @@
-"""Parking of rows that a leader has marked: they move, whole, into the table of parked records.
+"""Parking of rows that a leader has marked: whole rows move into the table of parked records.
 
 Promises
-- Only rows that still carry this leader's id move.
-- A key is not released while more of its records are being held: both take the table's lock.
-- Each column comes back as it was written, the text of JSON too.
-- A parked record stays before later records of its key, also where an outbox gives out its ids again.
+- Only rows that are still marked with this leader's id move.
+- A key is not released while further records of the key are being held: both operations take the table's lock.
+- If a row is put back, each column has the value that was written, even the exact text of JSON.
+- A parked record stays before later records of its key, even if the outbox gives out the same ids again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +25,12 @@ _PARKED_KEYS = """
 SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
-# Conflicts with `LOCK`, and not with itself: sessions that mark do not wait for each other.
+# This lock conflicts with `LOCK`, but not with itself: sessions that mark do not wait for each other.
 _KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
 
-# An outbox whose ids begin again (TRUNCATE … RESTART IDENTITY) gives ids of parked records to new records. If such a
-# record is parked too, all parked records of the old record's key get ids below every other id, in their order.
+# After TRUNCATE … RESTART IDENTITY, new records get the ids of parked records. If a new record with such an id has to
+# be parked too, this statement gives new ids to all parked records of the old record's key. The new ids are lower than
+# all other ids, and in the same order.
 _MAKE_ROOM = """
 WITH taken AS (
   SELECT DISTINCT p.kafka_topic, p.kafka_key FROM {parked} AS p JOIN {table} AS o ON o.id = p.id
@@ -73,12 +74,12 @@ RETURNING id
 
 
 class ParkingMoves:
-    """The table of parked records of an outbox. Both names are quoted. Methods raise errors of psycopg."""
+    """Moves marked rows of the outbox `table` into its table of parked records. Methods raise errors of psycopg."""
 
     def __init__(self, table: sql.Identifier, parked: sql.Identifier) -> None:
         names = {"table": in_statement(table), "parked": in_statement(parked)}
         self.any_parked = sql.SQL(_ANY_PARKED).format(**names)
-        """Expression that is true if anything is parked."""
+        """SQL expression: true if any record is parked."""
         self._any_parked = rendered(sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked))
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
@@ -89,12 +90,12 @@ class ParkingMoves:
         self._park, self._hold = self._moving(())
 
     def _moving(self, columns: Sequence[tuple[str, bool]]) -> tuple[sql.Composed, sql.Composed]:
-        """Return the statements that move rows of such columns."""
+        """Return the statements that park and that hold rows of a table with these columns."""
         row = record_of(columns)
         return sql.SQL(_PARK).format(**self._names, row=row), sql.SQL(_HOLD).format(**self._names, row=row)
 
     def is_any(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if anything is parked."""
+        """Return True if any record is parked."""
         return connection.execute(self._any_parked, prepare=True).fetchone() == (True,)
 
     def keep(self, connection: psycopg.Connection[Any]) -> None:
@@ -102,18 +103,18 @@ class ParkingMoves:
         connection.execute(self._keep_parked)
 
     def first_of_keys(self, connection: psycopg.Connection[Any], keys: set[str]) -> dict[tuple[str, str], int]:
-        """Return the lowest parked id by (topic, key)."""
+        """Return the lowest parked id by (topic, key), for the keys of `keys` that have parked records."""
         found = connection.execute(self._parked_keys, {"keys": list(keys)}).fetchall()
         return {(topic, key): first for topic, key, first in found}
 
     def move(
         self, connection: psycopg.Connection[Any], leader_id: UUID, refused: Mapping[int, str], behind: Sequence[int]
     ) -> frozenset[int]:
-        """Park `refused` rows, each with its reason, and hold rows of `behind` whose keys have parked records; return
-        the ids of `behind` that were not held."""
+        """Park the rows `refused`, each with its reason. Hold the rows of `behind` that follow a parked record of their
+        key. Return the ids of `behind` that were not held."""
         try:
             held = self._move(connection, leader_id, refused, behind)
-        except psycopg.errors.UniqueViolation:  # records parked earlier have the same ids
+        except psycopg.errors.UniqueViolation:  # records that were parked earlier have the same ids
             with connection.transaction():
                 connection.execute(self._lock_parked)
                 values = {"ids": array_of([*refused, *behind]), "leader": leader_id}
@@ -124,7 +125,7 @@ class ParkingMoves:
     def _move(
         self, connection: psycopg.Connection[Any], leader_id: UUID, refused: Mapping[int, str], behind: Sequence[int]
     ) -> Sequence[tuple[int]]:
-        """Move records into the table of parked records, and return the moved ids of `behind`."""
+        """Move rows into the table of parked records, and return the ids of `behind` that moved."""
         with connection.transaction():
             connection.execute(self._lock_parked)
             park, hold = self._moving(connection.execute(self._columns).fetchall())
@@ -138,5 +139,6 @@ class ParkingMoves:
 
 
 def array_of(ids: Iterable[int]) -> str:
-    """Format an array for Postgres: psycopg's own adapter takes a microsecond a number, a tenth of a record's time."""
+    """Format ids as an array literal of Postgres. The adapter of psycopg would take a microsecond for each id, a tenth
+    of the time that a record takes."""
     return f"{{{','.join(map(str, ids))}}}"

@@ -1,11 +1,11 @@
-"""Parked records of a subscription that reads in batches, for operators: list, retry or drop them.
+"""Operators' commands for the parked records of a subscription that reads in batches: list, retry and drop.
 
-The records stay in the outbox; this table lists their ids. These commands move nothing themselves: the leader acts on
-a change within about a second, or the next leader when it begins.
+The records stay in the outbox; the table `<outbox>_parked_ids` lists their ids. The commands only change this table.
+The leader acts on a change within about a second, or the next leader when it starts.
 
 Promises
-- Each change is a single statement or transaction; harvesters keep working meanwhile.
-- Keys stay in order: a retried record waits while an earlier record of its key is parked.
+- Each change is a single statement or transaction. Harvesters keep working during it.
+- Keys stay in order: a retried record waits as long as an earlier record of its key is parked.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from harvest_lib.postgres.database import in_statement, translated
 
 @dataclass(frozen=True)
 class ParkedIdTable(ParkedTable):
-    """The records that a subscription has parked. `id_column` names the outbox's column of ids, and
-    `transaction_id_column` the column of the transactions that wrote its rows."""
+    """The records that a subscription has parked. `id_column` and `transaction_id_column` are SQL expressions for the
+    id of an outbox row and for the transaction that wrote it."""
 
     outbox: OutboxTable
     subscription: str = "default"
@@ -45,11 +45,11 @@ class ParkedIdTable(ParkedTable):
     def retry(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
     ) -> Retried:
-        """Request that records are sent again, together with the records held behind them.
+        """Request that the selected records are sent again, with the records held behind them.
 
-        A selected record waits while an earlier record of its key stays parked, unless `keep_order` is false, which
-        suits the policy `skip`. Records without a row are left out. Raises ParkedRecordMissing, having changed nothing,
-        if a selected id is not parked, or its row is gone.
+        A selected record waits as long as an earlier record of its key is parked, unless `keep_order` is false, which
+        suits the policy `skip`. Entries whose row no longer exists are left out. If a selected id is not parked, or its
+        row no longer exists, changes nothing and raises ParkedRecordMissing.
         """
         with translated(), connection.transaction():
             if selection.ids is not None and (gone := self._gone(connection, selection)):
@@ -60,11 +60,12 @@ class ParkedIdTable(ParkedTable):
         return planned_retry(touched, keep_order=keep_order)[2]
 
     def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
-        """Drop parked records, so they are never sent to this subscription, and release the records held behind them.
+        """Drop parked records and release the records held behind them. A dropped record is never sent to this
+        subscription.
 
-        A selection by topic or key, or of all, drops parked records only; a held record is dropped only by its id.
-        Records without a row are dropped too: no record is held behind them. Raises ParkedRecordMissing, having changed
-        nothing, if a selected id is not parked.
+        A selection by topic or key, or of all records, drops parked records only; a held record is dropped only by its
+        id. Entries whose row no longer exists are dropped too: they hold no other record. If a selected id is not
+        parked, changes nothing and raises ParkedRecordMissing.
         """
         with translated(), connection.transaction():
             without_row = self._gone(connection, selection)
@@ -88,7 +89,8 @@ class ParkedIdTable(ParkedTable):
         return {"subscription": self.subscription, **super()._values(selection)}
 
     def _sees_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if this user may read all rows of the outbox; otherwise a row may be hidden rather than gone."""
+        """Return True if this role may read all rows of the outbox. If it may not, a row that it does not find may
+        still exist."""
         name = self.outbox.identifier
         readable = connection.execute(queries.READABLE, (name.as_string(connection),)).fetchone()
         try:

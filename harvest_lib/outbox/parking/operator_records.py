@@ -1,16 +1,16 @@
-"""Parked records, for operators: list them, put them back or drop them.
+"""Operators' commands for parked records: list them, put them back into the outbox, or drop them.
 
-A record that Kafka rejects permanently is *parked*: moved whole from the outbox into the table `<outbox>_parked`.
-Under the policy `hold_key` later records of its topic and key are *held*: moved there too, behind it. The harvester
-moves records in; this module moves them out.
+A record that Kafka rejects permanently is *parked*: the whole row moves from the outbox into `<outbox>_parked`. Under
+the policy `hold_key`, later records of its topic and key are *held*: they move to the same table and wait for it. The
+harvester moves records into the table, and this module moves them out.
 
 Promises
-- Each change is a transaction that begins with the harvester's lock: a record is in exactly one of the two tables, and
-  a key is not released while the harvester holds more records of it.
-- A record that is put back keeps its id and has no mark, so the next mark takes it at its old place. In a native table
-  it gets a new transaction_id: sources that read by transaction have passed the old id.
-- A held record goes back in the transaction that removes the last parked record before it in its topic and key.
-- Keys stay in order: a retried record behind a parked record of its key is held behind it.
+- Each change is a transaction that begins with the harvester's lock. So a record is in exactly one of the two tables,
+  and a key is not released while the harvester is holding further records of it.
+- A record that is put back keeps its id and is not marked, so the next mark claims it in order of its id. In a native
+  table it gets a new transaction_id, since sources that read by transaction have already passed the old one.
+- A held record is put back in the transaction that removes the last parked record before it in its topic and key.
+- Keys stay in order: if an earlier record of its key is still parked, a retried record is held behind that record.
 """
 
 import hashlib
@@ -45,17 +45,17 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedRecord:
-    """A record of a change: selected, or held with the key of a selected record."""
+    """A record that a retry or drop concerns: it is selected, or it is held and has the key of a selected record."""
 
     id: int
     held: bool
     selected: bool
     behind: int | None
-    """The first record of its topic and key that stays parked, if it is before this record."""
+    """Id of the first record of the topic and key that stays parked, if that record is before this record."""
 
 
 class ParkedTable(ABC):
-    """Operators' queries and commands for parked records, in either of the two places."""
+    """Operators' queries that `<outbox>_parked` and `<outbox>_parked_ids` have in common."""
 
     __slots__ = ()
     _count: ClassVar[str]
@@ -68,21 +68,21 @@ class ParkedTable(ABC):
 
     @property
     def table(self) -> OutboxTable:
-        """The table that has or lists them. Raises OutboxTableError if its name would be too long."""
+        """The table of the parked records or ids. Raises OutboxTableError if its name would be too long."""
         table: OutboxTable = getattr(self.outbox, self._name)
         return table
 
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if that table exists."""
+        """Return True if the table of parked records or ids exists."""
         return self.outbox.beside(connection, self._name) is not None
 
     @abstractmethod
     def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:
-        """Fill in names."""
+        """Return the statement with the names of tables and columns filled in."""
 
     @abstractmethod
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
-        """Return the error of ids that are not parked."""
+        """Return the error for selected ids that are not parked."""
 
     def _values(self, selection: ParkedSelection) -> dict[str, object]:
         ids = None if selection.ids is None else [*selection.ids]
@@ -91,9 +91,9 @@ class ParkedTable(ABC):
     def counts(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
     ) -> ParkedCounts | None:
-        """Count parked and held records; None if the table does not exist or is not readable.
+        """Count parked and held records. Return None if the table does not exist or this role may not read it.
 
-        Reads the whole table: for operators, not for the hot path.
+        This reads the whole table, so use it for operators, not for each batch.
         """
         if not self.exists(connection):
             return None
@@ -114,7 +114,7 @@ class ParkedTable(ABC):
             return cursor.execute(self._statement(connection, self._list), values).fetchall()
 
     def show(self, connection: psycopg.Connection[Any], record_id: int) -> ParkedRow:
-        """Return one record, payload included. Raises ParkedRecordMissing."""
+        """Return a record with its payload. Raises ParkedRecordMissing if the id is not parked."""
         values = {**self._values(ParkedSelection()), "id": record_id}
         with translated(), connection.cursor(row_factory=class_row(ParkedRow)) as cursor:
             found = cursor.execute(self._statement(connection, self._show), values).fetchone()
@@ -138,7 +138,7 @@ class ParkedTable(ABC):
 def planned_retry(
     touched: Sequence[TouchedRecord], *, keep_order: bool
 ) -> tuple[Sequence[TouchedRecord], Sequence[TouchedRecord], Retried]:
-    """Return the records that go back, the selected records that wait behind a parked record, and the summary."""
+    """Return the records to put back, the selected records that wait behind a parked record, and the result."""
     back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
     waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
     held = sum(each.held for each in back)
@@ -147,14 +147,14 @@ def planned_retry(
 
 
 def shown_ids(ids: Sequence[int]) -> str:
-    """Format ids, of many the first few."""
+    """Format ids for a text; if there are many, only the first few and a count."""
     more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
     return ", ".join(str(each) for each in ids[:_SHOWN_IDS]) + more
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedRecords(ParkedTable):
-    """The parked records of an outbox."""
+    """The table `<outbox>_parked`, with the parked records of an outbox."""
 
     outbox: OutboxTable
     _name: ClassVar = "parked"
@@ -166,24 +166,24 @@ class ParkedRecords(ParkedTable):
     # -- the table
 
     def create_statement(self) -> sql.Composed:
-        """Return the DDL: two statements."""
+        """Return the two statements that create the table and its index."""
         return _create_statement(self.table)
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table, in the outbox's schema, unless it is there; return True if it was created."""
+        """Create the table, in the outbox's schema, unless it exists. Return True if it was created."""
         if self.table.exists(connection):
             return False
         with translated(), connection.transaction():
             lock_ddl(connection, str(self.outbox))
             existed = self.table.exists(connection)
-            # CREATE takes the first schema of the search path, which may not be the outbox's.
+            # Without a schema, CREATE would use the first schema of the search path, perhaps not that of the outbox.
             outbox = self.outbox.placed(connection) if self.outbox.exists(connection) else self.outbox
-            if not existed:  # CREATE would require a privilege that is not needed then
+            if not existed:  # even CREATE … IF NOT EXISTS requires the privilege to create
                 connection.execute(_create_statement(outbox.parked))
         return not existed
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError or DatabaseAccessDenied if records cannot be parked, retried and dropped."""
+        """Raise OutboxTableError or DatabaseAccessDenied if this role cannot park, retry and drop records."""
         if not self.table.exists(connection):
             raise OutboxTableError(
                 f"there is no table {self.table} for parked records in this database",
@@ -205,11 +205,11 @@ class ParkedRecords(ParkedTable):
     def retry(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
     ) -> Retried:
-        """Put records back into the outbox, and the records held behind them, in a single transaction.
+        """Put the selected records, and the records held behind them, back into the outbox, in a single transaction.
 
-        A selected record is held while an earlier record of its key stays parked, and goes back together with it. With
-        `keep_order` false, which suits the policy `skip`, it goes back at once. Needs INSERT on the outbox. Raises
-        ParkedRecordMissing, having changed nothing, if a selected id is not parked.
+        If an earlier record of its key stays parked, a selected record is held and later put back together with it.
+        If `keep_order` is false, which suits the policy `skip`, the record is put back at once. Needs INSERT on the
+        outbox. If a selected id is not parked, changes nothing and raises ParkedRecordMissing.
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=False)
@@ -221,9 +221,9 @@ class ParkedRecords(ParkedTable):
     def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
         """Delete parked records permanently, and put back the records held behind them, in a single transaction.
 
-        A selection by topic or key, or of all, drops parked records only; a held record is dropped only by its id.
-        Needs INSERT on the outbox if records were held. Raises ParkedRecordMissing, having changed nothing, if a
-        selected id is not parked.
+        A selection by topic or key, or of all records, drops parked records only; a held record is dropped only by its
+        id. Needs INSERT on the outbox if records were held. If a selected id is not parked, changes nothing and raises
+        ParkedRecordMissing.
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=selection.ids is None)
@@ -235,7 +235,7 @@ class ParkedRecords(ParkedTable):
 
     @contextmanager
     def _changing(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """Open a transaction and lock the table, so that no other session moves records in or out."""
+        """Open a transaction and lock the table, so that no other session moves records into it or out of it."""
         try:
             with translated(), connection.transaction():
                 connection.execute(self._statement(connection, queries.LOCK), {})
@@ -253,7 +253,7 @@ class ParkedRecords(ParkedTable):
             return
         values = {"ids": [each.id for each in records], "outbox": str(self.outbox)}
         try:
-            # Rows that were parked before a column was added get the column's default.
+            # A row that was parked before a column was added gets the default of that column.
             for columns, types, ids in connection.execute(
                 self._statement(connection, queries.SHAPES), values
             ).fetchall():
@@ -293,7 +293,7 @@ def _create_statement(table: OutboxTable) -> sql.Composed:
 
 
 def _index_name(table: str) -> str:
-    """Return the index's name: the table's with a suffix, or a hash if that would be too long."""
+    """Return the name of the index: the table's name and a suffix, or a hash of it if that would be too long."""
     name = f"{table}_key"
     if len(name.encode()) <= LONGEST_NAME_BYTES:
         return name

@@ -1,4 +1,4 @@
-"""The statements of `parked`. {parked} stands for a quoted name with each % doubled."""
+"""SQL for the tables of parked records and ids. {parked} is replaced by a quoted name in which each % is doubled."""
 
 from harvest_lib.outbox.parking.parked_row import SHOWN
 
@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   record      JSONB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
-# A hash index: a B-tree refuses keys of more than 2,700 bytes, and so their records.
+# The index is a hash index: a B-tree index refuses keys of more than 2,700 bytes, so such records could not be parked.
 
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
@@ -22,7 +22,8 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_table_privilege(to_regclass(%(table)s), 'DELETE'), current_user
 """
 
-# A session that parks, retries or drops takes this lock first: no key is released while its records are being held.
+# A session that parks, retries or drops takes this lock first, so no key is released while a leader is holding further
+# records of the key.
 LOCK = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
 _SELECTED = """
@@ -44,7 +45,7 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 
 SHOW = f"SELECT {_FIELDS}, {SHOWN} AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
-# Joins only: Postgres compares a long list of IN or NOT IN element by element.
+# The statement uses joins, since Postgres compares a long list of IN or NOT IN element by element.
 TOUCHED = f"""
 WITH selected AS (
   SELECT id, kafka_topic, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
@@ -69,7 +70,8 @@ ORDER BY p.id
 """  # noqa: S608 - as above
 
 BY_HASH = "SET LOCAL enable_nestloop = off"
-"""For lists of many keys: without statistics, as right after the parking, each key would be compared with each."""
+"""Setting for statements with many keys. Without statistics, as just after many records were parked, a nested loop
+would compare each key with each."""
 
 DELETE = "DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[])"
 
@@ -81,7 +83,7 @@ WITH moved AS (
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, parked_at, record)
 SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, parked_at, record FROM moved
 """
-# Not an UPDATE, which needs another privilege.
+# An UPDATE would need another privilege.
 
 SHAPES = """
 SELECT columns, types, array_agg(id) FROM (
@@ -95,9 +97,10 @@ SELECT columns, types, array_agg(id) FROM (
   ) AS kept (columns, types) WHERE p.id = ANY(%(ids)s::bigint[])
 ) AS parked GROUP BY columns, types
 """
-"""Ids of records by the columns to put back, with the types of the columns that records keep as text."""
+"""Query that groups ids of records by the columns to put back, and returns the types of the columns stored as text."""
 
-# A record that is put back gets the present transaction: readers by transaction have passed its first transaction.
+# A record that is put back gets the current transaction's id: sources that read by transaction have already passed its
+# original id.
 
 PUT_BACK = """
 WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)
@@ -105,7 +108,7 @@ INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
 """
 
-# The same queries for the parked ids of a subscription.
+# The following statements do the same for the parked ids of a subscription.
 
 _LISTED = """
 WITH parked AS (
@@ -115,8 +118,9 @@ WITH parked AS (
 )
 """
 
-# An entry belongs to the row with its id and transaction. IS TRUE makes Postgres look up each entry. EXISTS alone
-# becomes a join, which without statistics, as right after many were parked, compares each entry with each row.
+# An entry belongs to the row with the same id and transaction. Because of IS TRUE, Postgres looks up the row of each
+# entry. Without it, EXISTS becomes a join; without statistics, as just after many records were parked, the join
+# compares each entry with each row.
 MATCHES = "(EXISTS (SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id} = s.transaction_id) IS TRUE)"
 
 COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT
@@ -134,7 +138,7 @@ SELECT {_FIELDS}, gone,
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 
-# For a further retry, a record that already waits for its retry blocks no other record.
+# When further records are retried, a record that already waits for its retry blocks no other record.
 TOUCHED_LISTED = f"""
 {_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)", gone="false", which="{matches}")}
 SELECT * FROM ({TOUCHED}) AS touched ORDER BY id

@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Any
 
 HeldKey = tuple[str, str]
-"""A topic and a key in it."""
+"""A topic, and a key of records in that topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRecord:
-    """A parked record without its payload. `held`: it only waits behind a parked record."""
+    """A parked or held record without its payload. `held`: the record only waits behind a parked record of its key."""
 
     id: int
     topic: str
@@ -21,19 +21,20 @@ class ParkedRecord:
     parked_at: datetime
     age_seconds: float
     gone: bool = False
-    """The row is no longer in the outbox: it was deleted, and another row may have its id. No record waits for it."""
+    """True if the record's row is no longer in the outbox; another row may have its id. No record waits behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow(ParkedRecord):
-    """A parked record with the whole row of the outbox, by column, as JSON: payload included."""
+    """A parked record with its outbox row, payload included: values as JSON, by column."""
 
     row: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedSelection:
-    """A selection of records that meet every given criterion; without criteria, of all. All `ids` must be parked."""
+    """Criteria that select parked records: a record must meet every given criterion. Without criteria, all records are
+    selected. All `ids` must be parked."""
 
     ids: Sequence[int] | None = None
     topic: str | None = None
@@ -42,7 +43,7 @@ class ParkedSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCounts:
-    """Numbers of parked records and of records held behind them."""
+    """The number of parked records, and the number of records held behind them."""
 
     parked: int
     held: int
@@ -50,22 +51,23 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """The result of a retry. `behind`: up to five ids of parked records that `waiting` records wait for."""
+    """The result of a retry, as numbers of records. `behind`: up to five ids of the parked records that the `waiting`
+    records wait for."""
 
     parked: int
-    """Parked records put back into the outbox."""
+    """Number of parked records put back into the outbox."""
     held: int
-    """Held records put back with them."""
+    """Number of held records put back with them."""
     waiting: int
-    """Selected records that are held: an earlier record of their key is still parked."""
+    """Number of selected records that are held, since an earlier record of their key is still parked."""
     behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """The result of a drop."""
+    """The result of a drop, as numbers of records."""
 
     dropped: int
-    """Records deleted permanently."""
+    """Number of records deleted permanently."""
     released: int
-    """Held records put back into the outbox: no parked record is before them any longer."""
+    """Number of held records put back into the outbox, since no parked record is before them any longer."""

@@ -1,7 +1,8 @@
-"""Conversion of an outbox row to a parked record and back, each column unchanged.
+"""Conversion of an outbox row to a parked record (jsonb) and back; the conversion preserves every value exactly.
 
-Most columns are values of JSON, readable for an operator. For a type that jsonb changes or refuses, such as json with a
-key twice or with \\u0000, the record has the column's text by its name, under the empty name, which no column has.
+The record contains most columns as plain JSON values, readable for an operator. For some types jsonb would change or
+refuse values, such as json with a duplicate key or with \\u0000. The record contains these columns as texts, in an
+object under the empty name, since no column has an empty name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,16 +29,17 @@ _SOME_BY_TEXT = """
 """
 
 SHOWN = "(record - '') || coalesce(record -> '', jsonb_build_object())"
-"""`record` as an operator reads it."""
+"""SQL expression: the column `record` as shown to operators, with all columns in a single object."""
 
 
 def columns_statement(table: sql.Identifier) -> sql.Composed:
-    """Return the statement that finds each column's name, and whether JSON keeps its value unchanged."""
+    """Return a query for the columns of a table: the name of each, and whether jsonb preserves its values exactly."""
     return sql.SQL(_COLUMNS).format(table=sql.Literal(table.as_string(None)))
 
 
 def record_of(columns: Sequence[tuple[str, bool]]) -> sql.Composable:
-    """Return the expression of the record for the row `o` with the columns, in a statement with parameters."""
+    """Return the SQL expression that converts the row `o` with these columns to a record, for a statement with
+    parameters."""
     texts = [name for name, is_kept in columns if not is_kept]
     if not texts:
         return sql.SQL(ALL_BY_JSON)
@@ -49,7 +51,8 @@ def record_of(columns: Sequence[tuple[str, bool]]) -> sql.Composable:
 
 
 def field_of(name: str, kind: str | None) -> sql.Composable:
-    """Return the expression of a column to put back. `kind` is its type if the record has its text."""
+    """Return the SQL expression for a column of a row that is put back. `kind` is the type of the column if the record
+    stores it as text, else None."""
     if kind is None:
         return in_statement(sql.Identifier("back", name))
     made = sql.SQL(kind.replace("%", "%%"))

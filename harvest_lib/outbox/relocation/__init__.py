@@ -1,4 +1,4 @@
-"""Outboxes that move: an older table to the native one, rows and subscriptions to another server."""
+"""Changes of an outbox's home: from goharvest's table to the native table, and from another server to this server."""
 
 from harvest_lib.outbox.relocation.migration import Migration
 from harvest_lib.outbox.relocation.moved_rows import MovedRows

@@ -1,20 +1,21 @@
-"""Migration of a table of goharvest's layout to a native table, in place, while it is written and drained.
+"""Migration of goharvest's table to a native table, in place, while writers and harvesters keep using it.
 
-The remaining steps are read from the catalog before each step. So the next run continues a run that was killed
-anywhere, and a further run does nothing.
+Before each step, the catalog shows which steps remain. So if a run is killed at any point, the next run continues it. A
+run after the last step does nothing.
 
-1. *column*: `transaction_id`, with a default that rewrites nothing: existing records get the transaction of this step,
-   later records their own.
-2. *index* on (transaction_id, id), built concurrently.
-3. *bound*: a CHECK that every id is below N, added `NOT VALID`, then *validate*. N is so far away that no id reaches
-   it, even if the migration is never finished.
-4. *swap*, a single transaction: the table becomes the first segment of a new table of its name, which gets its owner,
-   grants, policies, triggers and sequence. No record is read: the CHECK proves that all records belong there.
-5. The sequence *jumps* to N, so that the first segment can be dropped later.
+1. *column*: adds `transaction_id`, with a default, and rewrites no row. Existing records get the transaction id of this
+   step, later records the id of their own transaction.
+2. *index*: builds an index on (transaction_id, id) concurrently.
+3. *bound*: adds a CHECK that every id is below N as `NOT VALID`; *validate* validates it. N is so high that no id
+   reaches it, even if the migration is never finished.
+4. *swap*: in a single transaction, the table becomes the first segment of a new table. The new table takes over the
+   name, owner, grants, policies, triggers and sequence. No record is read, since the CHECK proves that all records
+   belong to the first segment.
+5. *jump*: moves the sequence to N, so that the first segment can be dropped later.
 
 Promises
-- Steps 1, 3 and 4 lock the table only while catalog rows are written; see `short_locks`.
-- No record is lost, no writer refused.
+- Steps 1, 3 and 4 lock the table only while they write catalog rows; see `short_locks`.
+- No record is lost, and no writer's statement is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,8 +51,8 @@ Locking = Literal["short", "none", "concurrent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of the migration. `locking`: `short` in a transaction under a lock, `none` without a lock that delays
-    other sessions, `concurrent` the same outside a transaction."""
+    """A step of the migration. `locking` is `short` if the step takes a short lock in a transaction, `none` if it
+    delays no other session, and `concurrent` if it delays no other session and cannot run in a transaction."""
 
     name: str
     statements: Sequence[Statement]
@@ -67,13 +68,13 @@ class Migration:
     ahead: int = DEFAULT_AHEAD
     patience_seconds: float = PATIENCE_SECONDS
     after: Callable[[str], None] = lambda _step: None
-    """Called with the name of each step that was taken."""
+    """Called with the name of each step after the step."""
 
     def run(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
-        """Take the steps that remain and return their names. Needs the owner's rights, a connection in autocommit.
+        """Run the remaining steps and return their names. Needs the owner's rights and a connection in autocommit.
 
-        Raises OutboxTableError, having changed nothing, if a native table cannot have an attribute of the table;
-        DatabaseError if a lock cannot be taken: another run then continues.
+        If the table has an attribute that a native table cannot have, changes nothing and raises OutboxTableError.
+        Raises DatabaseError if a lock cannot be taken; the next run then continues.
         """
         placed = self.outbox.placed(connection)
         check_beside(connection, placed)
@@ -96,7 +97,7 @@ class Migration:
         return [*taken, *(["jump"] if done.jumped else [])]
 
     def remaining(self, connection: psycopg.Connection[Any]) -> Sequence[Step]:
-        """Return the steps that are still to be taken, with their SQL, up to the swap."""
+        """Return the steps that remain up to and including the swap, with their SQL."""
         if self.outbox.kind(connection) == "native":
             return []
         placed = self.outbox.placed(connection)
@@ -121,7 +122,7 @@ class Migration:
         return [*steps, Step(name="swap", locking="short", statements=self._swap(placed, swap, end))]
 
     def script(self, connection: psycopg.Connection[Any]) -> str:
-        """Return the remaining steps as SQL for psql, the jump of the sequence included."""
+        """Return the remaining steps, including the jump of the sequence, as a script for psql."""
         placed = self.outbox.placed(connection)
         remaining = self.remaining(connection)
         parts = [_as_script(step) for step in remaining]
@@ -152,7 +153,7 @@ class Migration:
                 next_step="drop or change them first, and recreate them for the native table if possible; nothing was "
                 "changed",
             )
-        _ = placed.subscriptions, placed.segments  # their names must fit
+        _ = placed.subscriptions, placed.segments  # raises an error if their names would be too long
         return swap
 
     def _index_steps(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> list[Step]:

@@ -1,4 +1,4 @@
-"""The statements of `migration` and `restamp`. Names in statements with parameters have each % doubled."""
+"""SQL of `migration` and `restamp`. In statements with parameters, names are filled in with each % doubled."""
 
 STATE = """
 SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforcerowsecurity,
@@ -14,8 +14,8 @@ SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforc
 FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
 """
 
-# Objects that would refer to the first segment instead of the outbox after the swap, or that a partitioned table cannot
-# have.
+# Finds two kinds of objects: those that would refer to the first segment instead of the outbox after the swap, and
+# those that a partitioned table cannot have.
 OBSTACLES = """
 SELECT 'the view ' || view.oid::regclass || ' reads it' FROM pg_depend AS d
 JOIN pg_rewrite AS r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
@@ -90,7 +90,7 @@ FROM pg_attribute AS a, aclexplode(a.attacl) AS acl WHERE a.attrelid = %(outbox)
 ORDER BY 5 NULLS FIRST, 2, 3
 """
 
-# Default privileges may have given the new table more than the old table had: revoke them.
+# Revokes all grants that default privileges gave on the new table: they may exceed those on the old table.
 REVOKE_DEFAULTS = """\
 DO $harvest$
 DECLARE grantee text;
@@ -133,10 +133,11 @@ FILL_WORK = """
 INSERT INTO {work} SELECT id FROM {outbox}
 WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
 """
-# A visible row of this server has a lower transaction id, so the noted rows came from another server. All are noted
-# before the first is changed: the server's transaction ids rise meanwhile, and would pass the remaining rows.
+# A visible row that this server wrote has a transaction id below the current xmax, so the rows found came from another
+# server. All their ids are stored before the first row is changed: meanwhile the server's transaction ids rise, and
+# would exceed the ids of the remaining rows.
 
-# Parked ids get them too: they match rows by transaction id.
+# Entries of parked ids get the new transaction ids too, since an entry matches its row by transaction id.
 RESTAMP = """
 WITH batch AS (
   DELETE FROM {work} WHERE id IN (SELECT id FROM {work} ORDER BY id LIMIT %(limit)s) RETURNING id

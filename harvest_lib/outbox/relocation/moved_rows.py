@@ -1,15 +1,16 @@
-"""Rows of an outbox that came from another server: how to find them, and new transaction ids for them.
+"""Finds the rows of an outbox that came from another server, and gives them new transaction ids.
 
-A row's `transaction_id` is a number of the server where it was written. The transaction that wrote the row on this
-server, a restore or a writer, is in its system column `xmin`. The catalog has the transaction that made its segment:
+The `transaction_id` of a row is the transaction that wrote the row on its original server. The system column `xmin` is
+the transaction that inserted the row on this server: a restore or a writer. The catalog shows the transaction that
+created the row's segment. From the three, this module concludes:
 
-    transaction_id not reached yet, above xmin, or before its segment was made    it came from elsewhere
-    several transaction_ids under one xmin                                         a restore wrote them
-    transaction_id is xmin                                                         it was written here
-    anything else                                                                  its id decides: see `Origin`
-    xmin before its segment was made                                               pg_upgrade: the numbers go on
+    transaction_id not assigned yet, above xmin, or older than the segment    the row came from another server
+    several transaction_ids with the same xmin                                a restore inserted the rows
+    transaction_id equals xmin                                                the row was written here
+    any other case                                                            the row's id decides: see `Origin`
+    xmin older than the segment                                               pg_upgrade: transaction ids continue
 
-Ids decide because the sequence continues: moved rows have lower ids than rows written here.
+The id can decide because the sequence continues: rows that were moved have lower ids than rows written here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +25,16 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 
 FIRST_RANK = 3
-"""The first transaction id of Postgres; hundreds are used before a cluster is ready."""
+"""The first normal transaction id of Postgres. Hundreds of ids are used before a new cluster is ready."""
 
 _LAST_ID_NEXT_STEP = (
     "give the last id of the old server, the last value of its sequence when writers were stopped there: "
     "`harvest subscriptions move --last-id N`"
 )
 
-# The next transaction's id extends the 32 bits of an xmin to 64. Catalog rows of system columns are never changed.
-# Without statistics, a join with the restored rows would compare each row with each: hence the window.
+# The statement extends the 32 bits of an xmin to 64 bits with the id of the next transaction. The catalog row of a
+# system column is never changed, so its xmin is the transaction that created the table. A window finds the restored
+# rows: without statistics, a join would compare each row with each.
 _ORIGINS = """
 WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax),
 made AS (
@@ -80,7 +82,7 @@ _STATES = "SELECT states, count(*) FROM harvest_ranks GROUP BY states"
 
 _AMONG = "SELECT id FROM harvest_ranks WHERE states = ANY (%(states)s) ORDER BY id"
 
-# Parked ids get them too: they match rows by transaction id.
+# Entries of parked ids get the new transaction ids too, since an entry matches its row by transaction id.
 _STAMP = """
 WITH parked AS (
   UPDATE {parked_ids} AS s SET transaction_id = r.rank::text::xid8
@@ -96,7 +98,8 @@ WHERE o.id = k.id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Rows from another server: their count, their last id (None without rows), and True if transaction ids go on."""
+    """The rows that came from another server: their number, and their last id (None if there are no such rows).
+    `is_upgraded`: transaction ids continue, as after pg_upgrade."""
 
     rows: int = 0
     last_id: int | None = None
@@ -105,12 +108,13 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MovedRows:
-    """The rows of a native outbox, which is named with its schema."""
+    """The rows of a native outbox. `outbox` must include its schema."""
 
     outbox: OutboxTable
 
     def check_quiet(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError while replication writes into the outbox, or if the sequence is behind the rows."""
+        """Raise OutboxTableError if logical replication writes into the outbox, or if the sequence is below the highest
+        id."""
         with translated():
             replicated = connection.execute(_REPLICATED, self._values()).fetchall()
             sequence, at, highest = self._fetch(connection, _SEQUENCE) or (None, None, None)
@@ -130,8 +134,9 @@ class MovedRows:
             )
 
     def origin(self, connection: psycopg.Connection[Any], last_id: int | None = None) -> Origin:
-        """Return the origin of the rows. `last_id`: the last id of the old server, if the operator knows it. Raises
-        OutboxTableError if the rows do not show it, or a row contradicts it. Reads the whole table."""
+        """Find the rows that came from another server. `last_id` is the last id of the old server, if the operator
+        gives it. Without it, raises OutboxTableError if the rows do not show which of them came from the old server;
+        with it, if a row contradicts it. Reads the whole table."""
         with translated():
             rows = connection.execute(self._filled(_ORIGINS), self._values()).fetchall()
         kinds = {kind: (count, low, high, physical) for kind, count, low, high, physical in rows}
@@ -187,19 +192,21 @@ class MovedRows:
     def rank(
         self, connection: psycopg.Connection[Any], last_id: int, delivered: Sequence[sql.Composable]
     ) -> Mapping[str, int]:
-        """Rank rows up to an id by the subscriptions that have delivered them. `delivered` has a condition for each
-        subscription. Return the number of rows by state: a 0 or 1 for each condition. In the caller's transaction."""
+        """Group the rows up to `last_id` by the subscriptions that have delivered them, in a temporary table of the
+        caller's transaction. `delivered` contains an SQL condition for each subscription. Return the number of rows by
+        state; a state is a text with a 0 or 1 for each condition."""
         states = sql.SQL(" || ").join(sql.SQL("CASE WHEN {} THEN '1' ELSE '0' END").format(each) for each in delivered)
         names = {"outbox": in_statement(self.outbox.identifier), "states": states}
         connection.execute(sql.SQL(_RANK).format(**names), {"last_id": last_id})
         return dict(connection.execute(_STATES).fetchall())
 
     def ids(self, connection: psycopg.Connection[Any], states: Sequence[str]) -> list[int]:
-        """Return the ids of rows in any of the states, ascending."""
+        """Return the ids of the rows that `rank` has put into any of the states, ascending."""
         return [each for (each,) in connection.execute(_AMONG, {"states": list(states)}).fetchall()]
 
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
-        """Give the rows the transaction ids of their states' ranks; return the number of rows."""
+        """Set the transaction id of each row that `rank` has grouped to the rank of its state. Return the number of
+        changed rows."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
         tables = {"outbox": self.outbox.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(table) for name, table in tables.items()}

@@ -1,7 +1,7 @@
-"""Moves of an outbox from other servers to this server: the table `<outbox>_moves`, and the evidence in rows.
+"""Moves of an outbox from another server to this server: the table `<outbox>_moves`, and the check for moved rows.
 
-A row of this server names the transaction that wrote it, which began after its segment was made. A row that came by a
-dump or replication names a transaction of its former server.
+If a row was written on this server, its transaction_id is a transaction that began after the row's segment was created.
+If a row came by a dump or by replication, its transaction_id is a transaction of the former server.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ VALUES (%(from_system)s, %(to_system)s, %(last_id)s, %(keeps_transactions)s)
 
 _READ = "SELECT moved_at, from_system, to_system, last_id, keeps_transactions FROM {moves} ORDER BY moved_at"
 
-# Catalog rows of system columns are never changed after the table was made.
+# The catalog row of a system column is never changed, so its xmin is the transaction that created the table.
 _SEGMENTS = """
 SELECT c.oid::bigint, n.nspname, c.relname, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   - mod(mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, 4294967296) - a.xmin::text::numeric + 4294967296,
@@ -53,7 +53,8 @@ ORDER BY transaction_id DESC LIMIT 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move. Rows up to `last_id` were moved. `keeps_transactions`: transaction ids go on, as after pg_upgrade."""
+    """One move of the outbox to another server. Rows up to the id `last_id` were moved. `keeps_transactions`:
+    transaction ids continue on the new server, as after pg_upgrade."""
 
     moved_at: datetime
     from_system: str
@@ -64,7 +65,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The moves of an outbox."""
+    """The moves of an outbox, stored in `<outbox>_moves`."""
 
     outbox: OutboxTable
 
@@ -74,20 +75,20 @@ class Moves:
         return beside(self.outbox, "_moves")
 
     def read(self, connection: psycopg.Connection[Any]) -> list[Move]:
-        """Return the moves, the earliest first; none if the table does not exist."""
+        """Return the moves, the earliest first; an empty list if the table does not exist."""
         if not self.table.exists(connection):
             return []
         with translated(), connection.cursor(row_factory=class_row(Move)) as cursor:
             return cursor.execute(sql.SQL(_READ).format(moves=self.table.identifier)).fetchall()
 
     def add(self, connection: psycopg.Connection[Any], **move: Any) -> None:
-        """Note a move, in the caller's transaction."""
+        """Store a move, in the caller's transaction. Creates the table if it does not exist."""
         names = {"moves": in_statement(self.table.identifier)}
         connection.execute(sql.SQL(_CREATE).format(**names))
         connection.execute(sql.SQL(_ADD).format(**names), move)
 
     def has_foreign_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if a row names a transaction that this server did not have since the row's segment was made."""
+        """Return True if a row's transaction_id is older than the row's segment, or not assigned yet on this server."""
         with translated():
             segments = connection.execute(_SEGMENTS, (str(self.outbox),)).fetchall()
             for _, schema, name, made_in in segments:

@@ -1,12 +1,12 @@
-"""Restamping: rows that came from another server, by a restore or replication, get a transaction of this server.
+"""Restamping: rows that came from another server, by a restore or by replication, get transaction ids of this server.
 
-A transaction_id is a number of the server that gave it. An id that this server has not reached yet looks like a future
-transaction: such records are never delivered, or much later, in between others.
+A transaction_id is meaningful only on the server that assigned it. An id that this server has not assigned yet looks
+like a future transaction: such records are never delivered, or much later, between other records.
 
-The rows to restamp are noted first, all at once, in `<outbox>_restamp`: the server's transaction ids rise meanwhile.
-Then batches ascending by id get the transaction of their batch. So records are read in the order of their ids, the best
-estimate of their order on the former server; records written meanwhile come in between. The next run continues a run
-that was killed.
+First the ids of all rows to restamp are stored in `<outbox>_restamp`, in one transaction, because the server's
+transaction ids rise during the restamping. Then the rows are restamped in batches, ascending by id; each batch gets the
+id of the transaction that restamps it. So records are read by id, the best estimate of their order on the former
+server; records written during the restamping come between them. If a run is killed, the next run continues it.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from harvest_lib.postgres.database import in_statement, translated
 BATCH_RECORDS = 10_000
 
 _LIVE_SECONDS = 60.0
-"""A subscription is at work if its row was written within this time."""
+"""A subscription counts as running if its row was updated within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Restamping:
     batch_records: int = BATCH_RECORDS
 
     def is_needed(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if the table has rows that this server cannot have written, or an unfinished restamping."""
+        """Return True if the table has rows that this server cannot have written, or if a restamping is unfinished."""
         outbox = self.outbox.placed(connection)
         statement = sql.SQL(queries.FOREIGN).format(outbox=outbox.identifier)
         with translated():
@@ -44,7 +44,7 @@ class Restamping:
         return (row is not None and bool(row[0])) or beside(outbox, "_restamp").exists(connection)
 
     def check_not_needed(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if rows came from another server: a subscription would lose them."""
+        """Raise OutboxTableError if restamping is needed: a subscription would lose rows from another server."""
         if self.is_needed(connection):
             raise OutboxTableError(
                 f"there are records in {self.outbox} that this server cannot have written",
@@ -55,9 +55,10 @@ class Restamping:
             )
 
     def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:
-        """Restamp, and return the number of records. Raises OutboxTableError while a subscription is at work.
+        """Restamp the rows and return their number. Raises OutboxTableError if a subscription is running, or has a
+        checkpoint from another server.
 
-        `force` continues nevertheless: the subscription may then deliver rows again, or never.
+        `force` skips these two checks: a subscription may then deliver rows twice, or never.
         """
         outbox = self.outbox.placed(connection)
         self.outbox.check_native(connection)

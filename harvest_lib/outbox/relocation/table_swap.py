@@ -1,6 +1,8 @@
-"""Hand-over from an old table to the new table of its name: owner, grants, policies, triggers, comment, sequence.
+"""Transfer of attributes from an old table to the new table that takes over its name.
 
-Promise: each role has the same rights on the new table, by its name, as on the old table, and no more.
+The attributes are owner, grants, policies, triggers, comment and sequence.
+
+Promise: each role has exactly the same rights on the new table as it had on the old table.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ _Grant = tuple[bool, str, str, bool, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSwap:
-    """Attributes read from the old table."""
+    """The attributes of the old table, and the statements that transfer them to the new table."""
 
     outbox: OutboxTable
     sequence: OutboxTable
@@ -39,7 +41,7 @@ class TableSwap:
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any], outbox: OutboxTable, sequence: OutboxTable) -> Self:
-        """Read the attributes from the catalog; names are spelled as in the present search path."""
+        """Read the attributes from the catalog. Names include a schema only if the current search path requires it."""
         values = {"outbox": str(outbox)}
         with translated():
             state = connection.execute(queries.STATE, values).fetchone()
@@ -65,14 +67,16 @@ class TableSwap:
         )
 
     def drop_old(self) -> list[Statement]:
-        """Return the statements that drop the triggers of the old table: old and new table cannot both have them."""
+        """Return the statements that drop the triggers of the old table. They must be dropped before the old table is
+        attached, since the new table passes its triggers on to segments."""
         return [
             sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), self.outbox.identifier)
             for name, _, _ in self.triggers
         ]
 
     def statements(self) -> list[Statement]:
-        """Return the statements that give all attributes to the new table, which has the old name by then."""
+        """Return the statements that set all attributes on the new table. Run them when the new table has the name of
+        the old table."""
         table = self.outbox.identifier
         found: list[Statement] = [
             sql.SQL(queries.OWNER).format(outbox=table, owner=sql.Identifier(self.owner)),
@@ -89,7 +93,8 @@ class TableSwap:
         return [*found, *(_verbatim(definition) for _, definition, _ in self.triggers)]
 
     def enable_triggers(self) -> list[Statement]:
-        """Return the statements that make triggers fire as before, once all segments have them."""
+        """Return the statements that restore when each trigger fires (disabled, REPLICA or ALWAYS). Run them when all
+        segments are attached and have the triggers."""
         return [
             sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
                 self.outbox.identifier, sql.SQL(_FIRING[firing]), sql.Identifier(name)
@@ -115,7 +120,7 @@ class TableSwap:
 
 
 def _verbatim(statement: str) -> sql.SQL:
-    """Return a statement with the server's own text, unchanged."""
+    """Return the text of a statement from the server as SQL, unchanged."""
     return sql.SQL(statement)
 
 

@@ -1,4 +1,4 @@
-"""The segments of an outbox: creation, rotation, retention, and segments that are held, archived or detached."""
+"""The segments (partitions) of an outbox: creation, rotation, retention, archive, and checks of single segments."""
 
 from harvest_lib.outbox.segments.creation import Ensured, ensure_segments
 from harvest_lib.outbox.segments.detached import Detached, detached_segments

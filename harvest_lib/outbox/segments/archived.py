@@ -1,7 +1,7 @@
 """The list of an outbox's archived segments: the table `<outbox>_archived`.
 
-An outbox has an archive once this table exists. From then on a segment is dropped only if the table lists it in its
-present state. `DROP TABLE` ends that.
+The outbox has an archive as soon as this table exists. From then on, a segment is dropped only if the table lists the
+segment and the segment has not changed since it was archived. `DROP TABLE <outbox>_archived` ends this protection.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ SET (url, records, last_transaction, archived_at) =
     (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
 """
 
-# Archived rows keep their transaction, unless all of them were parked and put back.
+# Archived rows keep their transaction ids, unless all of the rows were parked and put back.
 _IS_ANOTHER = """
 SELECT a.records > 0 AND (SELECT transaction_id FROM {segment} ORDER BY transaction_id LIMIT 1) > a.last_transaction
 FROM {archived} AS a WHERE a.segment = %s AND a.url = %s
@@ -42,7 +42,7 @@ _FORGET = "DELETE FROM {archived} WHERE segment = %s"
 
 _NAMES = "SELECT segment FROM {archived} WHERE url = %s"
 
-# A record that was parked and put back has a transaction id of its own.
+# A record that was parked and put back since has a new transaction id, above the last archived one.
 _IS_AS_IT_WAS = """
 SELECT (%s OR a.records = (SELECT count(*) FROM {segment})) AND a.last_transaction IS NOT DISTINCT FROM (
   SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1
@@ -53,44 +53,46 @@ FROM {archived} AS a WHERE a.segment = %s
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegments:
-    """The archived segments of an outbox. All calls raise DatabaseError."""
+    """The archived segments of an outbox. All calls raise DatabaseError if the database fails."""
 
     outbox: OutboxTable
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the table: from then on only archived segments are dropped. Needs the owner's rights."""
+        """Create the table. From then on, only archived segments are dropped. Needs the owner's rights."""
         self._execute(connection, _CREATE)
 
     def put(
         self, connection: psycopg.Connection[Any], segment: str, *, url: str, records: int, last_transaction: int | None
     ) -> None:
-        """Note that a segment is in an archive, with its number of records and the last transaction."""
+        """List a segment as archived at `url`, with its number of records and its highest transaction id."""
         self._execute(connection, _PUT, segment, url, records, last_transaction)
 
     def is_another(self, connection: psycopg.Connection[Any], segment: Segment, url: str) -> bool:
-        """Return True if the segment has later rows instead of the archived rows: the ids began again."""
+        """Return True if the segment has other, later rows than the archived rows: the ids were given out again."""
         names = {"segment": in_statement(segment.table.identifier)}
         return self._execute(connection, _IS_ANOTHER, segment.name, url, **names).fetchone() == (True,)
 
     def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
-        """Note that a segment is about to be archived again: until it is noted again, it is not dropped.
+        """Remove a segment from the list, because it is about to be archived again. Until `put` lists the segment
+        again, it is not dropped: an attempt that fails halfway may leave an incomplete archive.
 
-        An attempt that fails halfway may leave an incomplete archive. A segment that is being dropped stays noted.
+        A segment that is already being dropped stays listed.
         """
         placed = self.outbox.placed(connection)
-        with exclusively(connection, placed):  # no drop continues that read the list before
+        with exclusively(connection, placed):  # no drop is running that read the list before this change
             attached = [each.table for each in Segments(placed).read(connection) if not each.detaching]
             if segment.table in attached:
                 self._execute(connection, _FORGET, segment.name)
 
     def names(self, connection: psycopg.Connection[Any], url: str) -> Sequence[str]:
-        """Return the segments in an archive, dropped segments too."""
+        """Return the names of all segments archived at `url`, including segments that were dropped since."""
         return [row[0] for row in self._execute(connection, _NAMES, url)]
 
     def missing(self, connection: psycopg.Connection[Any], segment: Segment, *, uncounted: bool = False) -> str:
-        """Return why a closed segment is not fully archived; empty if it is, or the outbox has no archive.
+        """Return why a closed segment is not fully archived. The text is empty if the segment is fully archived, or if
+        the outbox has no archive.
 
-        `uncounted` compares only the last transaction, which reads a single row.
+        `uncounted` does not count the records, and compares only the highest transaction id: this reads a single row.
         """
         placed = self.outbox.placed(connection)
         if not placed.archived.exists(connection):

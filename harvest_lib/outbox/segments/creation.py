@@ -1,15 +1,15 @@
-"""Creation of segments ahead of their use: the tail, which has no end, is split before the sequence reaches it.
+"""Creation of segments in advance: new segments replace the tail, the segment without an upper bound, or follow it.
 
-1. An empty tail is dropped, and segments and a new tail are created in its place, in a single transaction.
-2. A tail with records gets an end: a CHECK that no id reaches it, added `NOT VALID`, then validated while writers
-   continue. A transaction that reads no record makes it the last segment before a new tail. The end is so far away that
-   no id reaches it before; afterwards the sequence jumps there.
+1. An empty tail is dropped, and in the same transaction segments and a new tail are created instead of it.
+2. A tail with records gets an upper bound: a CHECK, added as `NOT VALID`, and validated while writers continue. Then a
+   transaction, which reads no record, turns the tail into a segment and creates a new tail after it. The bound is so
+   high that no id reaches it before that. Afterwards the sequence jumps to the bound.
 
-A sequence that went back below all existing segments (TRUNCATE … RESTART IDENTITY, after the first were dropped) has no
-segment: missing segments are created first.
+The sequence may have gone back to ids whose segments were dropped (TRUNCATE … RESTART IDENTITY). In this case the
+missing segments are created first.
 
 Promises
-- Every id has a segment at every moment, also if the process is killed between two steps; the next run continues.
+- At every moment every id has a segment, even if the process is killed between two steps. The next run continues.
 - The outbox is locked only while catalog rows are written; see `short_locks`.
 """
 
@@ -32,37 +32,39 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 
 FAR_IDS = 100_000_000_000
-"""Ids between the sequence and the end of a tail that is being split: eleven days at 100,000 records/s. They are
-skipped afterwards; bigint has room for ninety million splits."""
+"""Distance in ids from the sequence to the upper bound of a tail that is being split: eleven days at 100,000 records/s.
+The sequence skips these ids afterwards; bigint has room for ninety million splits."""
 
 Checkpoint = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The result: the number of segments made, and True if a tail with records became a segment."""
+    """The result of `ensure_segments`. `made`: number of segments created. `cut_tail`: True if a tail with records
+    became a segment."""
 
     made: int
     cut_tail: bool = False
     jumped: bool = False
-    """True if the sequence skipped the rest of a segment that was the tail, or the table before its migration."""
+    """True if the sequence skipped the remaining ids of a segment that had been the tail, or, before its migration, the
+    table."""
 
 
 def planned_end(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int | None, bool]:
-    """Return the planned end of a table that becomes a segment, by its CHECK (None without a CHECK), and whether the
-    CHECK is validated."""
+    """Return the planned upper bound of a table that is to become a segment, and whether its CHECK is validated. The
+    bound is read from the CHECK; it is None if there is no CHECK."""
     with translated():
         row = connection.execute(queries.CUT_END, {"segment": str(table), "name": queries.CUT}).fetchone()
     return (row[0], row[1]) if row is not None else (None, False)
 
 
 def far_end(next_id: int, size: int) -> int:
-    """Return an end that no id reaches before the tail is split."""
+    """Return an upper bound so high that no id reaches it before the tail is split."""
     return (next_id + FAR_IDS) // size * size
 
 
 def is_near(end: int, next_id: int) -> bool:
-    """Return True if ids could reach a planned end, because it was planned long ago."""
+    """Return True if a planned upper bound is so near that ids could reach it, because it was planned long ago."""
     return end - next_id < FAR_IDS // 10
 
 
@@ -75,10 +77,11 @@ def ensure_segments(
     patience_seconds: float = PATIENCE_SECONDS,
     after: Checkpoint = lambda _step: None,
 ) -> Ensured:
-    """Ensure that `ahead` segments with an end, the present segment included, exist before the tail.
+    """Ensure that at least `ahead` segments with an upper bound exist from the current segment on.
 
-    `size` is the size of new segments, by default the size of the last segment. `after` is called with the name of each
-    step taken, for tests. Needs the owner's rights and autocommit. Raises DatabaseError if the lock cannot be taken.
+    `size` is the number of ids in a new segment, by default that of the last segment before the tail. `after` is called
+    with the name of each step taken, for tests. Needs the owner's rights and a connection in autocommit. Raises
+    DatabaseError if the lock cannot be taken.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -110,7 +113,7 @@ class _SegmentCreation:
         filled = self._fill([*bounded, tail], next_id, self.given_size or _size(bounded)) if bounded else 0
         if filled:
             *bounded, tail = segments.read(self.connection)
-        if planned_end(self.connection, tail.table)[0] is None:  # otherwise a split was begun
+        if planned_end(self.connection, tail.table)[0] is None:  # otherwise an earlier run began to split the tail
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
                 return Ensured(made=filled, jumped=jumped)
@@ -123,9 +126,10 @@ class _SegmentCreation:
         return Ensured(made=filled + self.ahead + 1, cut_tail=True, jumped=jumped)
 
     def _fill(self, attached: list[Segment], next_id: int, size: int) -> int:
-        """Create the segments that are missing where the sequence is, or will be; return their number.
+        """Create the segments that are missing for the current id of the sequence and for later ids; return their
+        number.
 
-        `ahead` segments have the size, a last segment has the rest of the gap.
+        In each gap, `ahead` segments have `size` ids, and a last segment contains the remaining ids of the gap.
         """
         made = 0
         for before, after in pairwise([None, *attached]):
@@ -155,16 +159,16 @@ class _SegmentCreation:
             self.connection.execute(segment_statement(self.outbox, lower, upper))
 
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
-        """Put segments in the place of a tail without records; return their number, 0 if it has records.
+        """Replace an empty tail by segments and a new tail. Return the number of segments; 0 if the tail has records.
 
-        The part of the tail that the sequence has passed becomes a single segment.
+        The ids of the tail that the sequence has already passed get a single segment.
         """
         lower = tail.lower or 0
         behind = max(0, next_id - lower) // size * size
 
         def change() -> int:
             self._execute(queries.LOCK, table=self.outbox.identifier)
-            self._execute(queries.LOCK, table=tail.table.identifier)  # or the drop takes a row written directly into it
+            self._execute(queries.LOCK, table=tail.table.identifier)  # writers may write into the tail directly
             row = self.connection.execute(queries.IS_EMPTY, (str(tail.table),)).fetchone()
             if row is None or not row[0]:
                 return 0
@@ -177,7 +181,7 @@ class _SegmentCreation:
         return self._with_short_locks(change)
 
     def _split_tail(self, segments: Segments, tail: Segment, size: int) -> None:
-        """Turn a tail with records into a segment, and create segments behind it."""
+        """Turn a tail with records into a segment, and create further segments and a new tail after it."""
         lower, table, cut = tail.lower or 0, tail.table.identifier, sql.Identifier(queries.CUT)
         next_id = segments.next_id(self.connection)
         planned, _ = planned_end(self.connection, tail.table)
@@ -207,7 +211,8 @@ class _SegmentCreation:
         self.after("cut")
 
     def _validate(self, tail: Segment, end: int) -> None:
-        """Read the whole tail; no session waits for it, so a short lock is not needed."""
+        """Validate the CHECK of the tail. This reads the whole tail, but delays no other session, so it needs no short
+        lock."""
         table, cut = tail.table.identifier, sql.Identifier(queries.CUT)
         try:
             with translated():
@@ -223,7 +228,8 @@ class _SegmentCreation:
             ) from error
 
     def _leave_wide_segment(self, segments: Segments, found: Sequence[Segment], next_id: int) -> bool:
-        """Move the sequence to the end of a segment that was the tail: it would stay open permanently."""
+        """Move the sequence to the end of the current segment, if that segment was a tail: otherwise the segment would
+        stay open permanently. Return True if the sequence was moved."""
         present = next((each for each in found if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
             return False
@@ -249,7 +255,8 @@ class _SegmentCreation:
 
 
 def _size(bounded: list[Segment]) -> int:
-    """Return the size of the last segment that has an end."""
+    """Return the number of ids in the last segment that has an upper bound. Raises OutboxTableError if there is
+    none."""
     last = bounded[-1] if bounded else None
     if last is None or last.upper is None:
         raise OutboxTableError(

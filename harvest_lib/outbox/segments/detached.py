@@ -1,11 +1,11 @@
-"""Segments that were detached by hand: their records are no longer in the outbox, so they are not delivered.
+"""Segments that an operator has detached: their records are no longer in the outbox, so they are not delivered.
 
-A table counts as a detached segment if it is in the outbox's schema, has a name that begins with the outbox's and an
-underscore, has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a
-table as an archive, rename it, or move it to another schema.
+A table counts as a detached segment if it is in the outbox's schema, has all columns of a native outbox, is not a
+partition, and is not being dropped by retention. Its name must begin with the outbox's name and an underscore, or be
+listed in `<outbox>_segments`. To keep such a table as an archive, rename it, or move it to another schema.
 
-Records that a subscription has not seen are surely not delivered. The other records may or may not be: since the
-detaching, the subscription may have passed them without reading them.
+Records that are not visible in the low watermark of a subscription are certainly not delivered to it. The other records
+may not be delivered either: after the segment was detached, the subscription may have passed them without reading them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 
 MOST = 100_000
-"""Limit of counted records; above it the numbers are lower bounds."""
+"""Maximum number of records to count. A count above it is only a lower bound."""
 
 _TABLES = """
 SELECT n.nspname::text, c.relname::text
@@ -54,8 +54,8 @@ WHERE s.source <> 'mark' GROUP BY s.subscription ORDER BY s.subscription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
-    """A table that was a segment. `records` is None if this role may not read it. `unseen`: number of records, by
-    subscription, that were surely not delivered."""
+    """A table that was a segment. `records` is its number of records, None if this role may not read the table.
+    `unseen` is the number of records certainly not delivered, by subscription."""
 
     table: OutboxTable
     records: int | None
@@ -63,7 +63,7 @@ class Detached:
     highest_id: int | None = None
     unseen: Mapping[str, int]
     attach: str = ""
-    """The statement that attaches the table again, if its place is free."""
+    """The statement that attaches the table again. Empty if another segment has ids of its range."""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Detached:
 
 
 def detached_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Detached]:
-    """Return tables with records that were segments of a native outbox, and that retention is not dropping."""
+    """Return the detached segments of a native outbox that have records or cannot be read."""
     placed = outbox.placed(connection)
     if not placed.segments.exists(connection):
         return []
@@ -125,7 +125,8 @@ def _attach(
     lowest: int | None,
     highest: int | None,
 ) -> str:
-    """Return the statement that attaches a table in the gap between segments; empty if there is no gap for it."""
+    """Return the statement that attaches a table in the gap between two segments. Return an empty text if the table has
+    no records, or if no gap contains all its ids."""
     if lowest is None or highest is None:
         return ""
     segments = Segments(outbox).read(connection)

@@ -1,6 +1,6 @@
-"""Subscriptions that keep segments from being dropped, and the disk space of the segments.
+"""Segments that cannot be dropped because a subscription still needs them, and the disk space of these segments.
 
-Reads the catalogue, the side tables, and a single row of the index of a few segments: never the outbox.
+The queries read the catalogue, the side tables, and single index entries of a few segments. They never scan the outbox.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 
 _BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
-"""With stale statistics a whole segment would be read to sort it."""
+"""Settings that make the planner use the index: with stale statistics, it would read and sort a whole segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Number and bytes, indexes included, of closed segments that a subscription has not passed."""
+    """Closed segments that a subscription has not passed: their number, and their size in bytes, indexes included."""
 
     segments: int
     bytes: int
@@ -30,9 +30,9 @@ class Held:
 def held_segments(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, keep_seconds: float
 ) -> Mapping[str, Held]:
-    """Return, by subscription, the held segments among segments closed longer ago than `keep_seconds`.
+    """Return the held segments of each subscription. Only segments that were closed more than `keep_seconds` ago count.
 
-    A subscription that holds none has 0. `outbox` is named with its schema.
+    A subscription that holds no segment has 0 segments and 0 bytes. `outbox` must include its schema.
     """
     with translated(), connection.transaction():
         connection.execute(_BY_INDEX)
@@ -62,7 +62,7 @@ def _first_held(
     low_watermark: str,
     hold: int | None,
 ) -> int:
-    """Return the index of the first segment that is held; the number of segments if none is."""
+    """Return the index in `closed` of the first segment that is held; `len(closed)` if no segment is held."""
     for place, segment in enumerate(closed):
         holds = hold is not None and segment.upper is not None and hold < segment.upper
         if holds or segments.has_unseen(connection, segment, low_watermark, by_outbox=True):

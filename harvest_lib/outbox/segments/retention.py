@@ -1,23 +1,23 @@
-"""Retention: segments that are no longer needed are dropped.
+"""Retention: it drops segments that are no longer needed.
 
-A segment is dropped when all conditions hold; they are checked again before each segment:
-- it has been closed (see `segments`) for as long as records are kept, by the database's clock;
-- every subscription has passed it: all its records are visible in the low watermark, and neither the retention hold
-  nor a record that the subscription has parked is below its end;
-- no parked record of its ids could be put back;
-- it is in the archive in its present state, if the outbox has an archive (see `archived_segments`);
-- every segment before it is gone;
-- the sequence is past its end.
-Without a subscription no segment is dropped: no reader is known.
+A segment is dropped if all of these conditions hold; they are checked for each segment, just before its drop:
+- the segment has been closed (see `segment_list`) for `keep_seconds`, by the database's clock;
+- every subscription has passed the segment: all its records are visible in the low watermark, and neither the retention
+  hold nor a record that the subscription has parked is below its upper bound;
+- no parked record with an id of the segment could be put back;
+- if the outbox has an archive, the segment was archived and has not changed since (see `archived`);
+- every earlier segment was dropped;
+- the sequence is past the upper bound of the segment.
+Without a subscription no segment is dropped, since it is unknown who still reads the records.
 
-A segment is detached concurrently, which delays no session, then dropped. Transactions with an earlier snapshot (an
-audit, a copy, pg_dump) read it until they end. From the first phase of detaching on, its records would be refused:
-therefore *closed*. `leaving` in `<outbox>_segments` notes that a drop was begun: the next run finishes it if the
-process was killed at any step, or a long transaction kept it waiting.
+A segment is detached concurrently, which delays no session, and then dropped. Transactions with an earlier snapshot (an
+audit, a copy, pg_dump) can read the segment until they end. As soon as the detaching begins, Postgres refuses inserts
+into the segment: that is why the segment must be closed. The column `leaving` of `<outbox>_segments` records that a
+drop has begun. If the process is killed at any step, or a long transaction delays the drop, the next run finishes it.
 
-Until the segment is detached, the sequence may go back, and a record be inserted. So the sequence and the holds of the
-segment are checked again before the drop, under a lock that keeps both the segment and the sequence's restart from
-changing. A segment that is needed after all is attached again, with all its records.
+Until the segment is detached, the sequence may go back, and a record may be inserted. So before the drop, the sequence
+and the conditions are checked again, under a lock: the lock prevents changes of the segment and a restart of the
+sequence. If the segment is needed after all, it is attached again with all its records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,15 +45,16 @@ _AGAIN = "it is open: the sequence has gone back, and passed it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropping:
-    """Segments that were dropped (or would be), and why the first remaining segment was kept."""
+    """The result of `drop_passed`: the names of the segments that were dropped (or would be dropped, in a dry run), the
+    first segment that was kept, and the reason."""
 
     dropped: Sequence[str]
     kept: str = ""
     because: str = ""
     held_segments: int = 0
     held_bytes: int = 0
-    """Number and size on disk of closed segments that stay only because a subscription or a parked record holds the
-    first of them."""
+    """Number, and size on disk, of the closed segments that are kept although they are old enough, because the first of
+    them is still needed."""
 
 
 def drop_passed(
@@ -64,15 +65,16 @@ def drop_passed(
     dry_run: bool = False,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Dropping:
-    """Drop the segments that every subscription has passed and that were closed longer ago than `keep_seconds`.
+    """Drop the segments that every subscription has passed and that were closed more than `keep_seconds` ago.
 
-    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if sessions use the table for longer
-    than the patience: the segment is then detached for new transactions, and the next run finishes.
+    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if other sessions use the table for
+    longer than `patience_seconds`. The segment is then already detached for new transactions, and the next run finishes
+    the drop.
     """
     placed = outbox.placed(connection)
     if not dry_run:
         require_owner(connection, placed)
-    # A hidden record or subscription would seem missing.
+    # If row security hid a record or a subscription, it would seem not to exist.
     check_all_rows(connection, [placed.identifier], segments=True)
     check_all_rows(
         connection, [placed.subscriptions.identifier, placed.parked_ids.identifier, placed.parked.identifier]
@@ -110,7 +112,7 @@ class _Retention:
         return Dropping(dropped=dropped)
 
     def _still_open_or_kept(self, segments: Segments, segment: Segment) -> str:
-        """Return the first reason why a segment is open, or kept for its time; empty if there is none."""
+        """Return why a segment is open, or not old enough; an empty text if it is closed and old enough."""
         if segment.upper is None or segment.passed_at is None:
             return "it is open: the sequence is not past its end"
         if segment.closed_at is None:
@@ -123,7 +125,7 @@ class _Retention:
         return ""
 
     def _held_by(self, segments: Segments, segment: Segment) -> str:
-        """Return the reason why a closed segment is still needed; empty if there is none."""
+        """Return why a closed segment is still needed; an empty text if it is not needed."""
         assert segment.upper is not None  # noqa: S101 - it is closed
         with translated():
             subscriptions = self._rows(queries.SUBSCRIPTIONS)
@@ -140,7 +142,7 @@ class _Retention:
         return ArchivedSegments(self.outbox).missing(self.connection, segment)
 
     def _drop(self, segments: Segments, segment: Segment) -> str:
-        """Detach and drop a segment; return why it was kept after all, empty if it was dropped."""
+        """Detach and drop a segment. Return why it was kept after all; an empty text if it was dropped."""
         if not segment.is_passed(segments.next_id(self.connection)):
             return _RETURNED
         self._value(queries.LEAVE, name=segment.name, leaving=True)
@@ -148,7 +150,7 @@ class _Retention:
         return self._drop_detached(segments, segment)
 
     def _finish(self, segments: Segments) -> list[str]:
-        """Finish the drops that an earlier run began, and return the names of dropped segments."""
+        """Finish the drops that an earlier run began, and return the names of the segments dropped."""
         dropped = []
         with translated():
             leaving = [row[0] for row in self._rows(queries.LEAVING)]
@@ -156,11 +158,11 @@ class _Retention:
             attached = segments.read(self.connection)
             segment = next((each for each in attached if each.name == name), None)
             if segment is not None and not segment.detaching:
-                self._value(queries.LEAVE, name=name, leaving=False)  # not detached yet: it is checked again
+                self._value(queries.LEAVE, name=name, leaving=False)  # not detached yet: this run checks it again
                 continue
             if segment is not None:
                 self._detach(segment.table)
-            else:  # the lowest segment was detached first: it ends where the list begins
+            else:  # it was detached, and was the lowest segment then: it ends where the first attached segment begins
                 segment = Segment(
                     table=OutboxTable((self.outbox.parts[0], name)),
                     lower=None,
@@ -176,7 +178,7 @@ class _Retention:
         return dropped
 
     def _detach(self, segment: OutboxTable) -> None:
-        """Detach, outside a transaction; a detach that any session began is finished."""
+        """Detach a segment, outside a transaction. If any session has begun to detach the segment, finish that."""
         names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
 
         def change() -> None:
@@ -195,11 +197,11 @@ class _Retention:
         )
 
     def _begin_to_detach(self, segment: OutboxTable, statement: sql.Composed) -> None:
-        """Exclude a segment from later snapshots.
+        """Run only the first phase of DETACH CONCURRENTLY: snapshots taken later do not see the segment.
 
-        The statement alone waits for sessions that hold a lock on the outbox, not for a session with an older snapshot
-        that reads the outbox later: it would miss the segment's records, without an error. FINALIZE waits for both. So
-        a lock of a second session keeps the statement from finishing.
+        If it ran to its end, the statement would wait only for sessions with a lock on the outbox. A session with an
+        older snapshot that reads the outbox later would then miss the segment's records, without an error. FINALIZE
+        waits for both kinds of sessions. So a second session takes a lock that prevents the statement from finishing.
         """
         with self._beside() as in_the_way, in_the_way.transaction():
             in_the_way.execute(queries.BRIEFLY)
@@ -213,7 +215,7 @@ class _Retention:
 
     @contextmanager
     def _beside(self) -> Iterator[psycopg.Connection[Any]]:
-        """Open another session of the same role, whether the connection string or a setting gave it."""
+        """Open another session with the current role of the connection, even if the role was set with SET ROLE."""
         info = self.connection.info
         (role,) = self.connection.execute("SELECT current_user::text")
         with open_session(info.dsn, password=info.password or None) as session:
@@ -224,7 +226,7 @@ class _Retention:
         return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))
 
     def _drop_detached(self, segments: Segments, segment: Segment) -> str:
-        """Drop a detached segment, or attach it again; return why, empty if it was dropped."""
+        """Drop a detached segment, or attach it again. Return why it was attached; an empty text if it was dropped."""
         names = {"segment": segment.table.identifier, "outbox": self.outbox.identifier}
 
         def change() -> str:
@@ -236,7 +238,7 @@ class _Retention:
             elif not because and segment.is_passed(next_id):
                 self.connection.execute(sql.SQL(queries.DROP).format(**names))
                 return ""
-            if not because:  # old records whose ids are given out again; no subscription needs them
+            if not because:  # delete old records whose ids will be given out again; no subscription needs them
                 self.connection.execute(sql.SQL(queries.DELETE_FROM).format(**names), (next_id,))
                 because = _RETURNED
             bounds = {

@@ -1,10 +1,10 @@
-"""Rotation: writers move from the present segment to the next before its ids are used up.
+"""Rotation: it moves writers from the current segment to the next segment, although not all ids are used.
 
-Retention works by whole segments, so without rotation a table with few records would keep them for years. The rest of
-the segment's ids is skipped.
+Retention drops whole segments. So without rotation, a table with few records would keep them for years. A rotation
+skips the remaining ids of the segment.
 
-The sequence is moved under a lock that excludes writers. Without it, ids that are drawn between reading and setting the
-sequence could be given out twice. The lock is requested as in `short_locks`.
+The sequence is moved under a lock that excludes writers. Without the lock, ids that writers draw between the reading
+and the setting of the sequence could be given out twice. The lock is requested as in `short_locks`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from harvest_lib.postgres.database import in_statement, translated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotated:
-    """The segment that is no longer written, and the next id."""
+    """The result of a rotation: the segment into which no further records are written, and the next id."""
 
     segment: str
     next_id: int
@@ -38,12 +38,12 @@ def rotate_segment(
     older_than_seconds: float | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Rotated | None:
-    """Move the sequence to the next segment; return None if there is nothing to rotate.
+    """Move the sequence to the next segment. Return None if there is nothing to rotate.
 
-    There is nothing to rotate if the present segment has no record, or, with `older_than_seconds`, if the oldest of its
-    first 100 records is younger by the database's clock. Missing segments are created. Needs the owner's rights and a
-    connection in autocommit. Raises DatabaseError if writers leave no gap for the lock: a writer holds the sequence
-    until its transaction ends.
+    There is nothing to rotate if the current segment has no record. With `older_than_seconds`, there is also nothing to
+    rotate if the oldest of its first 100 records is younger, by the database's clock. Missing segments are created.
+    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if the lock cannot be taken between
+    writers: each writer holds a lock on the sequence until its transaction ends.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -52,7 +52,7 @@ def rotate_segment(
         next_id = segments.next_id(connection)
         present = _present(segments.read(connection), next_id)
         if present.lower is not None and next_id < present.lower:
-            return None  # the sequence went back to ids without a segment: `ensure` has to create it
+            return None  # the sequence went back to ids without a segment: `ensure_segments` has to create it first
         if not _is_due(connection, segments, present, older_than_seconds):
             return None
         ensure_segments(connection, placed, ahead=DEFAULT_AHEAD, patience_seconds=patience_seconds)
@@ -68,7 +68,7 @@ def rotate_segment(
             connection.execute(keep_notes, {**named, "file": file})
             next_id = segments.next_id(connection)
             now = _present(segments.read(connection), next_id)
-            if now.upper is None or now.lower != present.lower:  # the sequence left it meanwhile, by writers or a split
+            if now.upper is None or now.lower != present.lower:  # writers or a split have moved the sequence since
                 return Rotated(segment=present.name, next_id=next_id)
             values = {**named, "id": now.upper - 1}
             connection.execute(sql.SQL(queries.MOVE_SEQUENCE).format(**names), values)
@@ -78,7 +78,7 @@ def rotate_segment(
 
 
 def _present(segments: Sequence[Segment], next_id: int) -> Segment:
-    """Return the segment of the next id."""
+    """Return the segment that contains the next id."""
     return next(each for each in segments if each.upper is None or next_id < each.upper)
 
 

@@ -1,18 +1,19 @@
-"""The segments of a native table: their list, their closing, and the check for records that a snapshot does not see.
+"""The segments of a native table: lists them, closes them, and finds records that a snapshot does not see.
 
-A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
-id of it has ended. Such transactions held a lock on the outbox when the sequence was first seen past the end (an INSERT
-takes the lock before it draws an id; prepared transactions count), or had a transaction id then. The first poll notes
-them in `<outbox>_segments`; a later poll finds that they have ended.
+A segment is *open* until it is *closed*. It is closed if the sequence is past its upper bound, and every transaction
+that could have drawn an id of the segment has ended. At the moment when a poll first sees the sequence past the bound,
+such a transaction has a lock on the outbox (an INSERT takes the lock before it draws an id; prepared transactions
+count), or it has a transaction id. This poll stores these transactions in a row of `<outbox>_segments`; a later poll
+finds that they have ended.
 
-A sequence can go back (TRUNCATE … RESTART IDENTITY), and pass a segment again between two polls. So a note counts only
-while the sequence is past the segment, and while both have the files that were noted, which each reading of the list
-compares. A note is void once the segment has a record of a transaction that began after the closing. A segment is open
-while the sequence is inside or before it again, and until it is closed again.
+A sequence can go back (TRUNCATE … RESTART IDENTITY), and can pass a segment again between two polls. So the row of a
+segment is valid only if the sequence is past the segment, and sequence and segment have the same files (filenodes) as
+in the row; each reading of the list compares them. The row also becomes invalid when the segment has a record of a
+transaction that began after the closing. A segment whose row is invalid is open until it is closed again.
 
 Promises
 - No record is inserted into a closed segment, except a parked record that is put back.
-- `has_unseen` is true while a record of the segment is not visible in the given snapshot.
+- `has_unseen` is true if any record of the segment is not visible in the given snapshot.
 """
 
 import re
@@ -34,19 +35,19 @@ _BOUNDS = re.compile(r"FOR VALUES FROM \('?(MINVALUE|-?\d+)'?\) TO \('?(MAXVALUE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A partition: ids from `lower` on and below `upper`; None is without an end."""
+    """A partition of the outbox: the ids from `lower` up to, but not including, `upper`. None means no bound."""
 
     table: OutboxTable
     lower: int | None
     upper: int | None
     detaching: bool
-    """Its detaching has begun, and waits for sessions that use the outbox."""
+    """True if the segment is being detached: the detaching waits for sessions that use the outbox."""
     passed_at: datetime | None
-    """The time at which the sequence was first seen past its end."""
+    """The time at which a poll first saw the sequence past the upper bound."""
     closed_at: datetime | None
     files: str = ""
-    """The numbers of the files of the sequence and the segment: other files mean that the ids began again. Empty if not
-    known."""
+    """The filenodes of the sequence and of the segment. If they change, the ids began again, or the segment was
+    emptied. Empty if unknown."""
 
     @property
     def name(self) -> str:
@@ -54,18 +55,19 @@ class Segment:
 
     @property
     def within(self) -> sql.Composed:
-        """The condition that exactly its ids meet."""
+        """SQL condition that is true exactly for the ids of the segment."""
         lower = sql.SQL("id >= {}").format(self.lower) if self.lower is not None else sql.SQL("true")
         upper = sql.SQL("id < {}").format(self.upper) if self.upper is not None else sql.SQL("true")
         return sql.SQL("{} AND {}").format(lower, upper)
 
     def is_passed(self, next_id: int) -> bool:
-        """Return True if the sequence has given out all its ids."""
+        """Return True if the sequence, whose next id is `next_id`, has passed all ids of the segment."""
         return self.upper is not None and next_id >= self.upper
 
 
 def require_owner(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise DatabaseAccessDenied unless this role may create, attach and drop segments, for which there is no grant."""
+    """Raise DatabaseAccessDenied unless this role has the owner's rights: no grant allows a role to create, attach and
+    drop segments."""
     with translated():
         row = connection.execute(queries.OWNER, (str(outbox),)).fetchone()
     if row is not None and not row[1]:
@@ -77,15 +79,15 @@ def require_owner(connection: psycopg.Connection[Any], outbox: OutboxTable) -> N
 
 
 class Segments:
-    """The segments of an outbox."""
+    """The segments of a native outbox, and their rows in `<outbox>_segments`."""
 
     def __init__(self, outbox: OutboxTable) -> None:
         self.outbox = outbox
 
     def read(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
-        """Return all segments, ascending. Raises OutboxTableError if the table is not native.
+        """Return all segments, ascending by id. Raises OutboxTableError if the table is not native.
 
-        Without SELECT on the sequence, the notes count.
+        If this role may not read the sequence, `passed_at` and `closed_at` are not checked against it.
         """
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
@@ -99,7 +101,7 @@ class Segments:
                 next_step="turn it into the native table with `harvest migrate`",
             )
         if any(each.passed_at is not None for each in found) and self._may_read_sequence(connection):
-            next_id = self.next_id(connection)  # after the list: a growing sequence is past all noted segments
+            next_id = self.next_id(connection)  # read after the list, so that a growing sequence is past these segments
             found = [
                 each if each.is_passed(next_id) else replace(each, passed_at=None, closed_at=None) for each in found
             ]
@@ -143,11 +145,12 @@ class Segments:
         return row[0] if row is not None else 0
 
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
-        """Note the segments that the sequence has passed, close segments without writers, and return all segments.
+        """Store the segments that the sequence has passed, close those without writers, and return all segments.
 
-        Reopens a segment that the sequence is inside or before again, or passes again: its notes are void.
+        A segment is reopened, and its row invalidated, if the sequence is inside or before the segment again, or has
+        passed it again.
 
-        Needs a connection in autocommit: each poll needs a transaction of its own.
+        Needs a connection in autocommit: each poll needs a separate transaction.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         placed = self.outbox.placed(connection)
@@ -190,14 +193,15 @@ class Segments:
         return frozenset(name for (name,) in rows)
 
     def is_as_noted(self, connection: psycopg.Connection[Any], segment: Segment) -> bool:
-        """Return True unless the ids began again since the segment was read, or it was emptied by TRUNCATE."""
+        """Return True if the files of sequence and segment are still the same as when `segment` was read: the ids did
+        not begin again, and no TRUNCATE emptied the segment."""
         values = {"outbox": str(self.outbox.placed(connection)), "segment": str(segment.table)}
         with translated():
             row = connection.execute(queries.FILES, values).fetchone()
         return not segment.files or row == (segment.files,)
 
     def waited_for(self, connection: psycopg.Connection[Any], segment: Segment) -> Sequence[str]:
-        """Return the sessions and transactions that keep a passed segment open."""
+        """Return the sessions and transactions, as texts, that prevent a passed segment from being closed."""
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.WAITED_FOR).format(segments=in_statement(placed.segments.identifier))
         values = {"name": segment.name, "schema": segment.table.parts[0]}
@@ -207,10 +211,10 @@ class Segments:
     def has_unseen(
         self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str, *, by_outbox: bool = False
     ) -> bool:
-        """Return True if a segment has a record that is not visible in a snapshot.
+        """Return True if a segment has a record that is not visible in the snapshot `low_watermark`.
 
-        `by_outbox` reads it through the outbox, where grants are given. Use it in a transaction with `enable_sort` off:
-        with stale statistics it could read the whole segment.
+        `by_outbox` reads the records through the outbox, for roles that have grants only there. Use it in a transaction
+        with `enable_sort` off: with stale statistics, the query could otherwise read the whole segment.
         """
         table, within = (
             (self.outbox, segment.within) if by_outbox and not segment.detaching else (segment.table, sql.SQL("true"))
@@ -243,6 +247,6 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
 
 
 def _unquoted(name: str) -> list[str]:
-    """Split the result of pg_get_serial_sequence: identifiers, quoted where necessary."""
+    """Split the name that pg_get_serial_sequence returns, and remove the quotes of its identifiers."""
     parts = re.findall(r'"((?:[^"]|"")*)"|([^."]+)', name)
     return [quoted.replace('""', '"') or plain for quoted, plain in parts]

@@ -1,7 +1,7 @@
-"""The statements of segments, their creation and retention. Braces stand for quoted names with each % doubled."""
+"""SQL for segments, their creation and their retention. Names in braces are filled in quoted, with each % doubled."""
 
-# The files of the sequence and of the segment: a restart of the sequence (TRUNCATE … RESTART IDENTITY, ALTER SEQUENCE …
-# RESTART) creates a new file, and TRUNCATE does for the segment.
+# The filenodes of the sequence and of the segment. A restart of the sequence (TRUNCATE … RESTART IDENTITY, ALTER
+# SEQUENCE … RESTART) gives the sequence a new file, and TRUNCATE gives the segment a new file.
 _FILES = (
     "concat(pg_relation_filenode(pg_get_serial_sequence(%(outbox)s, 'id')::regclass), ' ', "
     "pg_relation_filenode({segment}))"
@@ -37,8 +37,8 @@ SELECT has_sequence_privilege(name::regclass, 'SELECT') FROM pg_get_serial_seque
 
 NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
 
-# A writer that can still write into a passed segment drew its ids before this statement. So it holds a lock on the
-# outbox (an INSERT takes the lock first) or, if it drew ids in advance, has at least an open transaction.
+# A writer that can still write into a passed segment drew its ids before this statement. So the writer holds a lock on
+# the outbox (an INSERT takes the lock first) or, if it drew ids in advance, at least has an open transaction.
 NOTE = f"""
 INSERT INTO {{segments}} AS s (segment, open_then, files, writers)
 SELECT segment, pg_current_snapshot(), {_FILES.format(segment=_SEGMENT)}, ARRAY(
@@ -55,15 +55,16 @@ SET (passed_at, open_then, writers, files) =
 WHERE s.open_then::text = '1:1:'
 """  # noqa: S608 - it is above
 
-# The sequence went back: the notes are void for its next pass. An initial snapshot marks them, not a DELETE: a role
-# without DELETE runs this statement too.
+# For segments that the sequence will pass again: invalidates their rows. The statement sets the initial snapshot
+# instead of deleting the rows, because roles without DELETE run it too.
 REOPEN = """
 UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'
 WHERE segment = ANY(%(names)s) AND open_then::text <> '1:1:' AND NOT leaving
 """
 
-# A single query of the locks: two queries could miss a writer that is prepared between them. After a restart of the
-# server a prepared transaction has no longer the noted name, but keeps its lock on the segment it wrote into.
+# A single query reads the locks: two queries could miss a writer that is prepared between them. After a restart of the
+# server, a prepared transaction no longer has the virtual transaction id that was stored, but it still has its lock on
+# the segment that it wrote into.
 _HOLDS_UP = """
 WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
 here AS (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -84,7 +85,7 @@ WHERE s.closed_at IS NULL AND s.segment = ANY(%(names)s)
 RETURNING s.segment
 """  # noqa: S608 - it is above
 
-# All transactions that could write into the segment had ended when it was closed.
+# Finds records written after the closing: all transactions that could write into the segment had ended by then.
 WRITTEN_SINCE = """
 SELECT segment FROM {segments} WHERE segment = {name} AND closed_at IS NOT NULL
   AND (SELECT transaction_id FROM {table} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(open_then)
@@ -102,8 +103,8 @@ SELECT 'transaction ' || xid FROM {{segments}} AS s, pg_snapshot_xip(s.open_then
 WHERE s.segment = %(name)s AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
 """  # noqa: S608 - as above
 
-# ORDER BY … LIMIT 1 instead of max(), and a range instead of equality: with any statistics the index is the cheapest
-# plan.
+# The query uses ORDER BY … LIMIT 1 instead of max(), and a range instead of an equality, so that the index is the
+# cheapest plan with any statistics.
 UNSEEN = """
 SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id OR EXISTS (
   SELECT FROM pg_snapshot_xip(%(low_watermark)s::pg_snapshot) AS xid
@@ -114,8 +115,8 @@ SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id O
 FROM (SELECT transaction_id FROM {table} WHERE {within} ORDER BY transaction_id DESC LIMIT 1) AS last
 """
 
-# A parked id whose row exists holds segments even before a leader has noted the retention hold, as after a rewind or
-# resharding of the subscription. IS TRUE: see `parked_queries.MATCHES`.
+# A parked id whose row exists holds segments even before a leader has stored the retention hold, as after a rewind or a
+# resharding of the subscription. For IS TRUE see `parked_queries.MATCHES`.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.low_watermark::text,
        least(s.retention_hold, (
@@ -146,8 +147,8 @@ USE = "LOCK TABLE ONLY {outbox} IN ACCESS SHARE MODE"
 
 BRIEFLY = "SET lock_timeout = '20ms'"
 
-# FINALIZE delays no writer. It waits in turn for each session that has a snapshot when it begins; with a shorter
-# timeout it would never end where queries of some seconds follow each other.
+# FINALIZE delays no writer. It waits for each session that has a snapshot when FINALIZE begins, one after another. With
+# a shorter timeout, it would never succeed if sessions run queries of a few seconds continuously.
 PATIENTLY = "SET lock_timeout = '5s'"
 
 FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
@@ -157,7 +158,8 @@ DROP = "DROP TABLE {segment}"
 DELETE_FROM = "DELETE FROM {segment} WHERE id >= %s"
 
 CUT = "harvest_cut"
-"""The constraint that gives a tail with records its end without a scan under a lock."""
+"""Name of the CHECK constraint that proves the bounds of a tail with records, so that it is attached as a segment
+without a scan under a lock."""
 
 CUT_END = """
 SELECT substring(pg_get_constraintdef(oid) FROM '< ''?(\\d+)')::bigint, convalidated FROM pg_constraint
@@ -181,10 +183,12 @@ RENAME = "ALTER TABLE {segment} RENAME TO {name}"
 ATTACH = "ALTER TABLE {outbox} ATTACH PARTITION {segment} FOR VALUES FROM ({lower}) TO ({upper})"
 
 LOCK_SEQUENCE = "ALTER SEQUENCE {sequence} AS bigint"
-"""Locks the sequence and changes nothing: no other statement locks it. nextval waits for the transaction's end."""
+"""Statement that locks the sequence and changes nothing; no other kind of statement locks a sequence. nextval waits
+until the transaction ends."""
 
-# A segment is not older than the end of the segment before it, if this is known, whatever writers put into create_time.
-# Times in the future do not count: a writer invented them, or a clock was set back since. Infinite times do not either.
+# Whatever writers put into create_time, a segment is not older than the moment when the sequence passed the segment
+# before it, if this moment is stored. Infinite times do not count, and neither do times in the future: a writer
+# invented them, or a clock was set back since.
 AGE = """
 SELECT extract(epoch FROM clock_timestamp() - greatest(
   min(create_time) FILTER (WHERE isfinite(create_time) AND create_time <= clock_timestamp()),
@@ -196,7 +200,7 @@ HAVING count(*) > 0
 
 SEQUENCE_FILE = "SELECT pg_relation_filenode(%(sequence)s::regclass)::text"
 
-# The lock gave the sequence another file. Notes with its former file stay valid.
+# ALTER SEQUENCE, the lock, has given the sequence a new file. This statement keeps the rows with its former file valid.
 KEEP_NOTES = """
 UPDATE {segments} SET files = concat(pg_relation_filenode(%(sequence)s::regclass), ' ', split_part(files, ' ', 2))
 WHERE split_part(files, ' ', 1) = %(file)s
