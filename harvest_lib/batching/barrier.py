@@ -1,6 +1,7 @@
-"""Barriers: they filter the records of a batch, and defer the others to later batches. Pure, no I/O.
+"""Barriers: they decide which records go in a batch, and defer the other records to later batches. Pure, no I/O.
 
-`NoBarrier` defers only records for which there is no room; `key_barrier.KeyBarrier` lets one record of a key go.
+`NoBarrier` defers only records for which the batch has no room. `key_barrier.KeyBarrier` also defers all but one record
+of each key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,31 +11,32 @@ from harvest_lib.record import Row
 
 
 class Barrier(Protocol):
-    """Filters records before the next checkpoint is on disk, which `checkpoint_saved` reports. Each record with an id
-    in `isolated` has a batch to itself."""
+    """Decides which records may be sent before the next checkpoint is on disk; the caller reports that checkpoint by
+    `checkpoint_saved`. Each record whose id is in `isolated` gets a batch of its own."""
 
     isolated: set[int]
     is_isolated: bool
-    """True if an isolated record goes in this batch; to be set to False when a batch begins."""
+    """True if this batch consists of an isolated record. The caller sets it to False when a batch begins."""
     is_crowded: bool
     """True if the last `filter` deferred more than a third of its rows: it pays to save a checkpoint before the next
     read."""
 
     def begin(self) -> None:
-        """Forget everything: deferred records come again from the source."""
+        """Forget everything: the source returns deferred records again."""
         ...
 
     def checkpoint_saved(self) -> None:
-        """Note that a checkpoint on disk has passed all records sent so far."""
+        """Note that the checkpoint on disk covers all records sent so far."""
         ...
 
     def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
-        """Return the rows that may go now, at most `room`, in one or several sequences: deferred rows, then `rows`.
-        Defer the rest. `first` is true if nothing has gone in this batch yet. Pages remain pages."""
+        """Return the rows to send now, at most `room` of them, as one or several sequences, and defer the other rows.
+        Deferred rows take precedence over `rows`. `first` is true if nothing was sent in this batch yet. Pages of rows
+        are copied into lists only where necessary."""
         ...
 
     def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the retried or probed rows that may go now; defer the others, behind rows deferred already."""
+        """Return the retried or probed rows to send now. Defer the others behind the rows that are deferred already."""
         ...
 
     def defers(self, row: Row) -> bool:
@@ -43,7 +45,7 @@ class Barrier(Protocol):
 
     @property
     def deferred_ids(self) -> list[int]:
-        """Return the ids of deferred rows, in order of each key."""
+        """Return the ids of deferred rows, ordered within each key."""
         ...
 
     @property
@@ -53,7 +55,7 @@ class Barrier(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Return True if a deferred record may go now."""
+        """Return True if a deferred record may be sent now."""
         ...
 
     @property
@@ -68,7 +70,7 @@ class Barrier(Protocol):
 
 
 class NoBarrier:
-    """`Barrier` that lets every key pass."""
+    """`Barrier` without a limit on the records of a key."""
 
     is_blocked = is_crowded = False
 
@@ -83,7 +85,7 @@ class NoBarrier:
         self._waiting = ()
 
     def checkpoint_saved(self) -> None:
-        """See `Barrier`. Nothing waits for a checkpoint."""
+        """Do nothing: no record waits for a checkpoint."""
 
     def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if self._waiting:

@@ -1,13 +1,13 @@
-"""The batch that is being filled: pages are read, and their records filtered and handed over to the delivery.
+"""The batch that is being filled: it reads pages, filters their records and hands the records over to the delivery.
 
     page ─► parking ─► paused records ─► barrier ─► delivery
              │            │                │
-             parked       deferred         deferred          deferred rows go first in later batches
+             parked       deferred         deferred          deferred rows take precedence in later batches
 
 Promises
 - A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
-- Of the rows handed over only the last is kept: the next page, or a slow broker, may take as much memory.
-- Deferred and unsent records are known by their ids, in order of each key, for the checkpoint.
+- Of the rows handed over, only the last stays in memory: the next page or a slow broker may need as much memory.
+- Deferred and unsent records are listed by id, ordered within each key, for the checkpoint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ from harvest_lib.record.rows import ids_of, keys_of
 from harvest_lib.source import Position
 
 _SLICE = 500
-"""Records that are handed over between two checks of the term."""
+"""Number of records that are handed over between two checks of the term."""
 
 _MANY = 100
-"""Deferred rows of this many keys form a batch without new rows. Fewer do not: new rows would wait for long."""
+"""Least number of deferred rows that may form a batch without new rows. With fewer, new rows would wait for long."""
 
 
 class RecordRefused(Exception):
-    """The client refused a record of the batch as it was handed over; the records before it may be on the wire."""
+    """The client refused a record of the batch at the hand-over. The records before it may be on the wire."""
 
     def __init__(self, row: Row, reason: str) -> None:
         super().__init__(reason)
@@ -43,18 +43,19 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The parked records have changed, or producers have to be made again: reopen the source."""
+    """The source has to be reopened: the parked records have changed, or producers have to be made again."""
 
 
 class Filled(NamedTuple):
-    """A batch that was sent: the position after it, None if there is nothing to commit, and whether more waits."""
+    """A batch that was sent: the position after it (None if there is nothing to commit), and whether the source may
+    have more records."""
 
     position: Position | None
     more: bool
 
 
 class _Read(NamedTuple):
-    """A page that was handed over: its bytes, and the source's position and `more`."""
+    """A page that was handed over: its size in bytes, the position after it, and whether the source has more."""
 
     size: int
     position: Position
@@ -66,25 +67,25 @@ class OpenBatch:
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:
         self.in_flight = 0
-        """Records that were sent in this batch."""
+        """Number of records that were sent in this batch."""
         self.in_doubt = 0
-        """Records of batches that failed since the last committed batch."""
+        """Number of records in the batches that failed since the last committed batch."""
         self.last_sent: Row | None = None
         """The last record that was sent in this batch."""
         self.error: HarvestError | None = None
-        """The error that ends this term, once the batch before it is committed."""
+        """The error that ends this term once the open batch is committed."""
         self.caught_up = False
-        """True if the source was read to its end since it was opened: it does not return parked records again."""
+        """True if the source was read to its end since it was opened, and so does not return parked records again."""
         self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused, ports.size.another())
         self._ports = ports
         self._rights = rights
-        self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
-        self._unsent: Sequence[int] = ()  # passed by the position of this batch, and still to be sent
+        self._sent: dict[str, int] = {}  # key -> id of the records of this batch, under the key barrier
+        self._unsent: Sequence[int] = ()  # ids that the position of this batch passes, though they are unsent
 
     def begin(self) -> None:
-        """Forget everything but the counts: deferred records come again from the source."""
+        """Forget everything but the counts. The source returns deferred records again."""
         self.barrier.begin()
         self.paused.begin()
         self._sent.clear()
@@ -93,36 +94,36 @@ class OpenBatch:
 
     @property
     def keys(self) -> list[str] | None:
-        """Return the keys of the records that were sent in this batch; None without the key barrier, as they are not
-        noted then. May be read by any thread."""
+        """Return the keys of the records that were sent in this batch; None without the key barrier, which alone needs
+        the keys. Any thread may call it."""
         return list(self._sent) if self._ports.one_per_key else None
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due even if nothing is read: deferred records may go, or paused records were
-        parked."""
+        """Return True if a checkpoint is due even if nothing is read: deferred records may be sent, or paused records
+        were parked."""
         return self.barrier.is_waiting or self.paused.is_due
 
     @property
     def deferred_ids(self) -> list[int]:
-        """Return the ids of records that were read and are still to be sent, in order of each key."""
+        """Return the ids of records that were read but not sent yet, ordered within each key."""
         return [*self._unsent, *self.barrier.deferred_ids, *self.paused.ids]
 
     @property
     def has_deferred(self) -> bool:
-        """Return True if records that were read still wait."""
+        """Return True if records that were read still wait to be sent."""
         return self.barrier.deferred_count > 0 or bool(self.paused.ids)
 
     def recheck(self) -> None:
-        """Begin to fill: check the topics of paused records, if that is due. Raises PagesStale."""
+        """Prepare for `fill`: check the topics of paused records, if a check is due. Raises PagesStale."""
         self.barrier.is_isolated = False
         self.paused.recheck()
         if self._ports.parking.is_stale or self._ports.producers_are_outdated():
             raise PagesStale
 
     def fill(self, due_at: Position | None) -> Filled:
-        """Send deferred rows and then pages, until the batch is full or there is nothing more. `due_at` is the position
-        to commit even if nothing is read. Raises RecordRefused and PagesStale."""
+        """Send deferred rows and then pages, until the batch is full or the source has no more rows. `due_at` is the
+        position to commit if nothing is read; None if no commit is due. Raises RecordRefused and PagesStale."""
         began, size, more, position = boot_seconds(), 0, True, due_at
         if due_at is not None:
             self._send(self.paused.filter([]))
@@ -140,8 +141,8 @@ class OpenBatch:
         return Filled(position, more)
 
     def redeliver(self) -> list[int] | None:
-        """Send parked records that an operator retried, at most every second batch; return the ids to release with the
-        batch, or None if there are none. Raises RecordRefused."""
+        """Send parked records that an operator retried, in at most every second batch. Return the ids to release with
+        the batch; None if this batch is no redelivery. Raises RecordRefused."""
         again = self.redelivery.next(self.barrier) if self.redelivery.is_next(caught_up=self.caught_up) else None
         if again is None:
             return None
@@ -149,7 +150,8 @@ class OpenBatch:
         return again.ids
 
     def probe(self) -> bool:
-        """Send one record of a paused topic, alone; False if there is none to send. Raises RecordRefused."""
+        """Send one record of a paused topic in a batch of its own. Return False if no such record is due. Raises
+        RecordRefused."""
         row = self.paused.probe(self.barrier.defers)
         if row is None:
             return False
@@ -157,7 +159,7 @@ class OpenBatch:
         return True
 
     def committed(self) -> None:
-        """Note that all sent records are in Kafka, and passed by the last checkpoint."""
+        """Note that all sent records are in Kafka, and that the last checkpoint has passed them."""
         self.last_sent = None
         self.in_flight = self.in_doubt = 0
         self._sent.clear()
@@ -170,14 +172,14 @@ class OpenBatch:
         self._sent.clear()
 
     def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the ids of an abandoned batch's records that are not in Kafka, given their keys: under the key barrier
-        a key identifies its record. Empty if they are unknown, or if all failed."""
+        """Return the ids of an abandoned batch's records that are not in Kafka, given the keys of these records: under
+        the key barrier a key identifies a record. The list is empty if the ids are unknown or all records failed."""
         failed_keys = {each.decode() for each in keys}
         failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
         return failed if len(failed) == len(failed_keys) < self.in_flight else []
 
     def defer_failed(self, failed: Sequence[int]) -> int:
-        """Defer the failed records of an abandoned batch; return how many of its records are in Kafka."""
+        """Defer the failed records of an abandoned batch. Return how many records of the batch are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
         deferred = frozenset(failed)
         self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in deferred}
@@ -193,7 +195,7 @@ class OpenBatch:
         return self._rights.may_go_on() and has_room and not self.barrier.is_isolated
 
     def _read_and_send(self) -> _Read | None:
-        """Read a page and hand it over; None if there is nothing now."""
+        """Read a page and hand it over. Return None if the source has no page now, or if the batch ends here."""
         ports, size = self._ports, self._ports.size
         asked = min(size.page, self._room)
         page = ports.source.read(asked)

@@ -1,13 +1,14 @@
 """Batch size: large batches under a backlog, since each batch has a fixed cost, and small batches otherwise, so that no
 record waits. Pure, no I/O.
 
-After Kafka has refused a batch of n records, each next batch has half of the records in doubt, whether the last batch
-was committed or not. So the refused record is alone after about log2(n) batches. Records not in doubt go in large
-batches. No batch exceeds the given limit.
+After Kafka has refused a batch of n records, these n records are suspect. Each following batch has half of the suspect
+records, whether the batch before it was committed or not. So the refused record is alone after about log2(n) batches.
+Other records go in large batches. No batch exceeds the given limit.
 
-After Kafka has not taken a batch in time, as brokers throttle harvest, the next batch has at most half of it, and each
-full batch after that at most a quarter more: the same batch would fail again. A small batch that fails keeps its size,
-to include other topics, but not for ever: if records fail by chance, no batch of a thousand would ever pass.
+If Kafka does not take a batch in time, perhaps because brokers throttle harvest, the same batch would fail again. So
+the next batch has at most half of its records, and each full batch raises that limit by a quarter. A small batch that
+fails keeps its size at first, so that it includes other topics. After several failures it shrinks too: if records fail
+at random, no batch of a thousand would ever pass.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,18 @@ from harvest_lib.native import NativeRows
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
 LARGEST_BATCH = 50_000
-"""Records; a batch is also bounded by bytes and time. After a crash up to this many may be in Kafka twice."""
+"""Limit of a batch in records; bytes and time limit it too. After a crash up to this many may be in Kafka twice."""
 LARGEST_TRANSACTION = 150_000
-"""Records, where readers see no record twice: each transaction has a cost of its own in the broker."""
+"""Limit of a batch in records where readers see no record twice: each transaction has a fixed cost in the broker."""
 _FIRST_BATCH = 1_000
 BATCH_BYTES = 32_000_000
 LARGE_PAGE_BYTES = BATCH_BYTES // 4
-"""A page above this size is a single record: the batch ends with it, so that no other page is in memory beside it."""
+"""A page above this size is a single record. The batch ends with that page, so that no other page is in memory too."""
 BATCH_SECONDS = 1.0
 
 _LEAST_LATE_BYTES = 250_000
-"""A smaller batch is late because of a topic in trouble. It does not shrink, as it has to include other topics."""
+"""If half of a late batch has fewer bytes, a topic in trouble is the cause. Such a batch does not shrink at once, as it
+has to include other topics."""
 
 _FAILURES, _LEAST_BATCH = 2, 8
 """A small batch keeps its size for `_FAILURES` failures in a row. Each further failure halves it to `_LEAST_BATCH`."""
@@ -45,15 +47,15 @@ _PAUSE_GROWTH, _LONG_PAUSE_GROWTH = 1.25, 1.02
 
 
 class BatchSize:
-    """Limits of the next batch, at most `most`, and of the next page, at most `most_read`, in records, and the pause
-    when there are none."""
+    """Limits of the next batch and of the next page, in records, and the pause after a poll without records. A batch
+    has at most `most` records, a page at most `most_read`."""
 
     def __init__(self, most: int = LARGEST_BATCH, most_read: int | None = None) -> None:
         self._limit = most
         self._first_batch = min(_FIRST_BATCH, most)
         self._largest_page = min(_LARGEST_PAGE, most_read or _LARGEST_PAGE)
         self._first_page = min(_FIRST_PAGE, self._largest_page)
-        self._doubtful = 0  # number of next records, among them the cause of a refused batch
+        self._doubtful = 0  # the next so many records include the cause of a refused batch
         self._most = float(most)
         self._failures = 0  # of small batches, in a row
         self._record_bytes = 0.0
@@ -111,10 +113,10 @@ class BatchSize:
         self.records = max(1, records // 2)
 
     def measured(self, rows: Sequence[Row], asked: int) -> int:
-        """Return the bytes of a page for which `asked` rows were requested, and fit the next page to it.
+        """Return the bytes of a page for which `asked` rows were requested, and adapt the size of the next page.
 
-        In a full page only values are counted: it has `PAGE_BYTES` at most. Reading the headers of each row costs more
-        than all else that is done with a page here.
+        In a full page only values are counted, at most `PAGE_BYTES`. To read the headers of each row would cost more
+        than everything else that is done with a page here.
         """
         sampled = 0.0
         if isinstance(rows, NativeRows):

@@ -1,4 +1,4 @@
-"""Consequences of a batch that was not committed: the term starts over, or is over."""
+"""Consequences of a batch that was not committed: the term restarts at the last committed position, or it ends."""
 
 import logging
 from typing import NoReturn, assert_never
@@ -16,11 +16,11 @@ SUPERSEDED = "another leader has raised the epoch, or the subscription was remov
 
 
 class Restart(Exception):
-    """The term goes on from the last position that was committed, under a new leader id.
+    """The term restarts at the last committed position, under a new leader id.
 
-    `position` is the end of the batch that failed, if Kafka may have part of it. `reopens`: the source is closed first,
-    as its connection or the checkpoint is in doubt. `pause_seconds`: the wait before the next batch; None
-    for the back-off of errors.
+    `position` is the position after the failed batch, if Kafka may have part of the batch. `reopens`: the source is
+    closed first, since its connection or the checkpoint may be invalid. `pause_seconds`: the wait before the next
+    batch; None for the back-off after errors.
     """
 
     def __init__(
@@ -31,7 +31,8 @@ class Restart(Exception):
 
 
 class Superseded(Exception):
-    """Another leader has begun: the term is over. `by_kafka`: a producer has begun under the transactional ids."""
+    """Another leader has begun: the term is over. `by_kafka`: another producer has begun under the transactional
+    ids."""
 
     def __init__(self, reason: str = SUPERSEDED, *, by_kafka: bool = False) -> None:
         super().__init__(reason)
@@ -41,8 +42,8 @@ class Superseded(Exception):
 def raise_consequence(
     outcome: BatchOutcome, batch: OpenBatch, ports: BatchPorts, size: BatchSize, position: Position | None = None
 ) -> NoReturn:
-    """Raise Restart or Superseded for a batch that was not committed. `position` is the end of the batch, if Kafka
-    may have part of it."""
+    """Raise Restart or Superseded for a batch that was not committed. `position` is the position after the batch, if
+    Kafka may have part of the batch."""
     sent, last_sent = batch.in_flight, batch.last_sent
     match outcome:
         case BatchFailed(reason=reason, refused=True) if sent and last_sent is not None:
@@ -70,7 +71,7 @@ def raise_consequence(
 
 
 def park(row: Row, reason: str, ports: BatchPorts) -> NoReturn:
-    """Park a record that was refused, and start over without it. Raises Restart or Superseded."""
+    """Park a refused record. Raises Restart, to continue without the record, or Superseded if the leader is fenced."""
     if not ports.parking.park(row, reason):
         raise Superseded
     raise Restart(pause_seconds=0.0)

@@ -1,7 +1,7 @@
 """Rows of a page that are sent in several batches. Pure, no I/O.
 
-A page as Postgres has sent it is kept while many of its rows wait, so that they too are handed over natively. When few
-rows wait, they are copied to Python and the page is released.
+While many rows of a page wait, the page stays in memory in the format of Postgres, so that these rows too are handed
+over natively. When few rows wait, they are copied to Python and the page is released.
 """
 
 from collections.abc import Sequence
@@ -10,27 +10,28 @@ from harvest_lib.record import Row, row_bytes
 from harvest_lib.record.rows import RowPage
 
 _FEW = 32
-"""A page is kept while at least 1 in this many of its rows waits."""
+"""A page stays in memory while at least one in this many of its rows waits."""
 
 _SMALL_ROWS = 1_000
-"""The bytes of a larger list are not counted, as that costs too much: its rows are small, since a page has at most
-`PAGE_BYTES`."""
+"""The bytes of a list with this many rows are not counted, as counting costs too much. The rows of such a list are
+small, since a page has at most `PAGE_BYTES`."""
 
 
 class DeferredRows:
-    """Waiting rows of a page, known by their places in it."""
+    """Waiting rows of a page, identified by their indexes in the page."""
 
     __slots__ = ("_is_counted", "_rows", "_waiting", "bytes")
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.bytes = 0
-        """Size of the waiting rows, or of the page that is kept for them."""
+        """Bytes of the waiting rows, or of the whole page while the page stays in memory; 0 if they are not counted."""
         self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page is released
         self._waiting = set(range(len(rows)))
         self._is_counted = isinstance(rows, RowPage) or len(rows) < _SMALL_ROWS
 
     def take(self, places: Sequence[int]) -> Sequence[Row]:
-        """Return the rows at `places`, as a page if the page was kept. Keep no more memory than the other rows need."""
+        """Return the rows at the indexes `places`, as a page if the page is still in memory. Release memory that the
+        remaining rows do not need."""
         self._waiting.difference_update(places)
         rows = self._rows
         if isinstance(rows, dict):

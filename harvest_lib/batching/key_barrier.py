@@ -10,22 +10,23 @@ from harvest_lib.record.rows import RowPage, ids_of, keys_of
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
-"""Deferred records, and bytes of them or of their pages; beyond either limit, nothing is read until some are sent."""
+"""Limits of the deferred records, in records and in bytes (of the records or their pages). Beyond either limit nothing
+is read until deferred records are sent."""
 
 _Deferred = tuple[DeferredRows, int, str, int]
-"""A deferred row: its page, its place in the page, its key and its id."""
+"""A deferred row: its page, its index in the page, its key and its id."""
 
 
 class KeyBarrier:
-    """`Barrier` that lets the first record of each key go. Later records queue by key, so a row needs no scan of the
-    others."""
+    """`Barrier` that lets the first record of each key pass. Later records wait in a queue per key, so that a row is
+    not compared with all deferred rows."""
 
     def __init__(self) -> None:
         self.isolated: set[int] = set()
         self.is_isolated = self.is_crowded = False
         self._sent: set[str] = set()  # keys of records sent since the last checkpoint
         self._waiting: list[_Deferred] = []  # in order: sent as soon as there is room
-        self._queues: dict[str, deque[_Deferred]] = {}  # by key, in order: behind a sent or waiting record
+        self._queues: dict[str, deque[_Deferred]] = {}  # by key, in order: rows behind a sent or waiting row
         self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
         self._queued = 0
         self._bytes = 0
@@ -108,7 +109,7 @@ class KeyBarrier:
         *,
         first: bool,
     ) -> None:
-        """Return at most `room` rows in `passing`; an isolated record goes alone."""
+        """Add the indexes of at most `room` rows to `passing`. An isolated record is sent alone."""
         for some, behind in (waiting, ()), (offered, self._queues):  # a waiting row is the head of its queue
             for each in some:
                 page, place, key, record_id = each

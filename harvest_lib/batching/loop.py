@@ -1,4 +1,4 @@
-"""One term of harvesting in batches: read pages, send them, commit them together with the position after them.
+"""One term of harvesting in batches: read pages, send their records, commit them with the position after the batch.
 
     lead (epoch) ─► begin (fences) ─► open (position) ─► read ─► send ─► … ─► commit ─► checkpoint ─┐
                                            ▲               ▲                    │                   │
@@ -6,23 +6,24 @@
                                            └── failed: a new leader id, and from the last position that was committed
 
 Promises
-- Nothing is passed by a position before it is in Kafka. After a failure, records are sent again from the end of the
-  last batch that was committed.
-- Under the barrier a record of a key leaves only when the previous record is in Kafka *and* passed by a checkpoint on
-  disk. Later records of the key are deferred, and travel in the checkpoint by their ids.
+- A position passes a record only once the record is in Kafka, parked, or listed as deferred in the checkpoint. After a
+  failure, records are sent again from the last committed position.
+- Under the key barrier a record is sent only when the previous record of its key is in Kafka *and* a checkpoint on disk
+  has passed that record. Later records of the key are deferred; the checkpoint lists their ids.
 - A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where Kafka refuses
   a batch without naming the record or its topic, smaller batches are tried until the record is alone. Parked records
-  that an operator retries go in batches of their own; their ids travel in the checkpoint, and are forgotten once it is
-  kept.
-- A topic in trouble is waited for, up to a limit (`harvest_lib.delivery.topic_troubles`). Meanwhile batches leave out
-  its records if other topics take records (`paused_records`).
-- If records of a batch may still arrive, visible to readers, the term ends: they have a session timeout to arrive
-  before the next term begins here.
-- While Postgres or Kafka is unavailable, or refuses rights to harvest, the loop retries from the last position that was
-  committed.
-- A revoked term sends nothing more. It waits up to `drainInterval` for the batch that it has sent; so does a stop.
+  that an operator retries go in batches of their own. The checkpoint lists their ids, and they are released once the
+  checkpoint is saved.
+- The loop waits for a topic in trouble, up to a limit (`harvest_lib.delivery.topic_troubles`). During this wait batches
+  leave out the topic's records if other topics take records (`paused_records`).
+- If records of a failed batch may still arrive in Kafka, visible to readers, the term ends. A session timeout, in which
+  these records may arrive, passes before the next term begins here.
+- While Postgres or Kafka is unavailable, or refuses rights to harvest, the loop retries from the last committed
+  position.
+- After a term is revoked or a stop is requested, nothing more is sent. The loop waits up to `drainInterval` for the
+  batch that is on the wire.
 - A leader that was fenced, by the epoch or by Kafka, sends nothing more under its term. A leader of a moved
-  subscription (rewound, or given an end) goes on from the new position within about a second.
+  subscription (rewound, or given an end) continues from the new position within about a second.
 """
 
 import logging
@@ -64,14 +65,14 @@ _TAKEN_NEXT = (
 
 
 class BatchLoop:
-    """Harvest in batches under a term."""
+    """Loop that harvests in batches during one term."""
 
     def __init__(self, term: Term, ports: BatchPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
         self.idle = False
         """True if the last read found nothing, and nothing was deferred."""
         self.abandoned = 0
-        """Records in flight when the term ended, their outcome unknown."""
+        """Number of records whose outcome was unknown when the term ended."""
         self._term = term
         self._ports = ports
         self._stopping = stopping
@@ -83,17 +84,17 @@ class BatchLoop:
 
     @property
     def in_flight(self) -> int:
-        """Return the number of records sent in this batch; may be read by any thread."""
+        """Return the number of records sent in this batch. Any thread may call it."""
         return self._batch.in_flight
 
     @property
     def keys_in_flight(self) -> list[str] | None:
-        """Return the keys of the records in flight; None where they are not noted. May be read by any thread."""
+        """Return the keys of the records in flight; None without the key barrier. Any thread may call it."""
         return self._batch.keys
 
     @property
     def holds_off(self) -> bool:
-        """Return True, at the end of the term, if records on the wire may still arrive, or the leader was fenced."""
+        """Return True, once the term has ended, if records on the wire may still arrive or the leader was fenced."""
         return self._was_fenced or (bool(self.abandoned) and not self._ports.is_exactly_once)
 
     @property
@@ -102,7 +103,8 @@ class BatchLoop:
         return self._checkpoints.epoch
 
     def run(self) -> None:
-        """Harvest until the term ends or a stop is requested; then leave no record unaccounted for."""
+        """Harvest until the term ends or a stop is requested. Then abandon the open batch, save the last checkpoint and
+        close the source."""
         self._term.quiesced.clear()
         try:
             while self._rights.may_go_on():
@@ -122,8 +124,8 @@ class BatchLoop:
                 self._term.quiesced.set()
 
     def turn(self) -> None:
-        """Deliver a batch, or wait a little if there is nothing to deliver. A batch that was not committed ends in a
-        `Restart` or the end of the term, here and nowhere else."""
+        """Deliver a batch, or wait a little if there is nothing to deliver. This method alone handles `Restart` and
+        `Superseded`: after a batch that was not committed, the term restarts or ends."""
         if self._batch.error is not None:
             raise self._batch.error
         try:
@@ -135,7 +137,7 @@ class BatchLoop:
             self._fenced(fenced)
 
     def _deliver(self) -> None:
-        """Open the term's source if need be, and deliver the next batch. Raises Restart and Superseded."""
+        """Open the term's source if it is not open, and deliver the next batch. Raises Restart and Superseded."""
         if not self._is_open and not self._open():
             return
         if self._checkpoints.is_check_due:
@@ -148,7 +150,7 @@ class BatchLoop:
             raise Restart(pause_seconds=0.0) from None
 
     def _send_and_commit(self) -> None:
-        """Send a batch of a single kind, and commit it: retried records, a probe of a paused topic, or new records.
+        """Send and commit a batch of one of three kinds: retried records, a probe of a paused topic, or new records.
 
         Raises RecordRefused and PagesStale.
         """
@@ -175,8 +177,8 @@ class BatchLoop:
     # -- the beginning
 
     def _open(self) -> bool:
-        """Fence the previous leader, and open the source at the subscription's checkpoint. False if the subscription's
-        row changed meanwhile: the next turn tries again."""
+        """Fence the previous leader, and open the source at the subscription's checkpoint. Return False if the
+        subscription's row changed during the call: the next turn tries again."""
         ports = self._ports
         self._checkpoints.lead(self.leader_id, self._term.after_epoch)
         self._require_lead()  # before a producer is fenced in Kafka
@@ -205,8 +207,8 @@ class BatchLoop:
         return True
 
     def _require_lead(self) -> None:
-        """Raise Superseded if another leader leads. If the subscription was moved, close the source, to open it
-        again."""
+        """Raise Superseded if another leader leads. If the subscription was moved, close the source, so that it is
+        opened again."""
         status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
             raise Superseded
@@ -255,7 +257,7 @@ class BatchLoop:
     # -- after a batch that was not committed
 
     def _restart(self, restart: Restart) -> None:
-        """Start over from the last position that was committed, under a new leader id. Raises Superseded."""
+        """Restart the term at the last committed position, under a new leader id. Raises Superseded."""
         position = restart.position
         if restart.reopens:
             self._reopen()
@@ -270,7 +272,7 @@ class BatchLoop:
         self._batch.abandoned()
         self._is_open = False
         if abandoned.may_arrive:
-            # If sent again now, the old copies could arrive behind later records: a key would go back permanently.
+            # If the records were sent again now, old copies could arrive behind later records of their keys, and stay.
             _log.warning("records_on_the_wire", extra={"records": self._batch.in_doubt})
             self._term.end(TermEnd.FENCED)
             if still_led:
@@ -284,8 +286,8 @@ class BatchLoop:
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
 
     def _count_delivered(self, position: Position, failed_keys: Collection[bytes]) -> bool:
-        """Count the records of a failed batch that Kafka has, so that they are not sent again, and defer the failed
-        records. False if it is unknown which records failed, or if all did."""
+        """Count those records of a failed batch that are in Kafka as delivered, so that they are not sent again. Defer
+        the failed records. Return False if it is unknown which records failed, or if all failed."""
         failed = self._batch.failed_ids(failed_keys)
         if not failed:
             return False
@@ -297,7 +299,7 @@ class BatchLoop:
         return True
 
     def _save_or_reopen(self) -> bool:
-        """Save the last checkpoint. False if the subscription was moved: the source is then closed. Raises
+        """Save the last checkpoint. If the subscription was moved, close the source and return False. Raises
         Superseded."""
         try:
             self._require_saved()
@@ -347,7 +349,8 @@ class BatchLoop:
         )
 
     def _require_saved(self) -> None:
-        """Write the checkpoint to Postgres, if it is not there. Raises Restart or Superseded if Postgres refuses it."""
+        """Save the last checkpoint in Postgres, unless it is saved. Raises Restart or Superseded if Postgres refuses
+        it."""
         if self._checkpoints.is_saved:
             return
         if not self._checkpoints.save():
@@ -385,7 +388,7 @@ class BatchLoop:
                 _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
 
     def _settle(self) -> None:
-        """Store the last checkpoint, and give back rows that were read and not delivered."""
+        """Save the last checkpoint, and give back rows that were read but not delivered."""
         with self._ports.translate_errors():
             try:
                 if self._is_open:

@@ -3,14 +3,14 @@ records.
 
 A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
 later records of the key for that topic are parked behind it, in order, until an operator retries or drops the parked
-record. Other topics go on: a writer without the right to a topic cannot hold the topic's keys. Under `skip` later
-records go on without it. Under `stop` the harvester stops instead.
+record. In other topics the key is not held: a writer without the right to a topic cannot hold the topic's keys. Under
+`skip` later records of the key are sent. Under `stop` the harvester stops instead.
 
 Promises
-- A parked record is out of the outbox, durably, before its page is sent. No position kept after that has its id, so it
-  is not purged if an operator puts it back.
-- Under `hold_key` no record of a key is sent after a parked record of the key. If an operator releases a key while more
-  of it is being held, everything is marked again (`is_stale`), so that the records put back go first.
+- A parked record is moved out of the outbox, durably, before its page is sent. No position saved after that has the
+  record's id, so the record is not purged if an operator puts it back.
+- Under `hold_key` no record of a key is sent after a parked record of the key. If an operator releases a key while
+  later records of the key are being held, all records are marked again (`is_stale`), so that those put back go first.
 """
 
 import logging
@@ -29,10 +29,10 @@ _SHOWN = 10
 
 
 class MarkedParking:
-    """Parking of a term, in the place of `BatchParking`. Nothing is sent again from here: records that an operator puts
-    back are marked.
+    """Parking of a term on a marked table; it has the methods of `BatchParking`. It never returns parked records to be
+    sent: records that an operator puts back in the outbox are marked like new records.
 
-    Each page brings the keys with a parked record, since a fenced leader or an operator may park and release too.
+    Each page comes with the keys that have parked records, since a fenced leader or an operator may change these keys.
     """
 
     is_empty = True
@@ -47,7 +47,7 @@ class MarkedParking:
         self.is_full = False
         """Always False: records to park are written at once."""
         self.is_stale = False
-        """True once an operator releases a key while its records are held here: begin again."""
+        """True once an operator has released a key while its records were being held: the source is to be reopened."""
 
     def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
         self._first.clear()
@@ -75,7 +75,7 @@ class MarkedParking:
         self._park(refused, refusals, behind)
         return good
 
-    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may include records parked since
+    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have ids parked since
         return self._pages.position()
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""Observers of the batches of a shard: counts and spans. An error of an observer costs its own observation alone."""
+"""Observers of a shard's batches, for counts and spans. An error in an observer loses that observation alone."""
 
 import logging
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ _log = logging.getLogger(__name__)
 
 
 class BatchObserver(Protocol):
-    """Observer of the batches of a shard. Used by the thread of its loop."""
+    """Observer of a shard's batches. Only the thread of the shard's loop calls it."""
 
     def handing_over(self, rows: Sequence[Row], /) -> None:
         """Note rows of a batch that are about to be handed over."""
         ...
 
     def committed(self, outcome: BatchOutcome, began: float, /) -> None:
-        """Note a commit that began at a time, in boot seconds, and has just ended."""
+        """Note a commit that has just ended. `began` is its start in boot seconds."""
         ...
 
     def abandoned(self, *, repeats: bool) -> None:
@@ -28,7 +28,7 @@ class BatchObserver(Protocol):
 
 
 class BatchObservers:
-    """`BatchObserver` that passes each call on to several; an error is logged as `batch_not_observed`."""
+    """`BatchObserver` that passes each call to several observers. An error in one is logged as `batch_not_observed`."""
 
     def __init__(self, observers: Sequence[BatchObserver] = ()) -> None:
         self._observers = observers

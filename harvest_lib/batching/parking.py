@@ -1,12 +1,12 @@
-"""Parking for sources that only read: of records that can never be sent, and of later records held behind them.
-`harvest_lib.batching.marked_parking` describes the policies; the records stay in the outbox.
+"""Parking for sources that only read: it lists records that can never be sent, and later records held behind them.
+`harvest_lib.batching.marked_parking` describes the policies. The records stay in the outbox.
 
 Promises
-- A parked record is on disk as parked, under the epoch, before a commit passes it.
+- A record is saved as parked, under the epoch, before a commit passes the record.
 - Under `hold_key` no record of a key is sent to a topic after a parked record of the key for that topic.
 - A row is skipped as parked only if it is the row that was parked: another row may have its id.
-- Records that an operator retries go in order of id within their key, and are forgotten only once in Kafka.
-- Rows pass without a check of each row while nothing is parked and none is refused.
+- Records that an operator retries are sent in order of id within their key, and stay parked until they are in Kafka.
+- While no record is parked or refused, rows are not checked one by one.
 """
 
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _SHOWN = 10
 _MOST_FOUND = 10_000
-"""Limit of records to park, in memory until they are written."""
+"""Limit of the records to park that are in memory until `write`."""
 _LISTED = 50_000
 """Limit of due records in memory: each query for them reads all parked records."""
 
@@ -51,19 +51,19 @@ class BatchParking:
         self._first: dict[HeldKey, int] = {}  # the lowest parked id, by topic and key
         self._ids: dict[int, HeldKey] = {}  # all parked ids with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
-        self._due: dict[int, HeldKey | None] = {}  # in order; the last id of a key has the key
-        self._grown: set[HeldKey] = set()  # keys with records held since
+        self._due: dict[int, HeldKey | None] = {}  # in order; only the last id of a key has the key
+        self._grown: set[HeldKey] = set()  # keys with records held since `_due` was read
         self.lowest: int | None = None
-        """The lowest id that is parked, or waits for `write`."""
+        """The lowest id of the records that are parked or wait for `write`; None if there are none."""
 
     @property
     def is_full(self) -> bool:
-        """Return True if the limit of entries that wait for `write` is reached: nothing more should be read before."""
+        """Return True if the limit of entries that wait for `write` is reached: nothing should be read before that."""
         return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
-        """Load the parked records, except `retried`, which are in Kafka; unwritten findings come again. False if
-        fenced."""
+        """Load the parked records, after the release of `retried` records, which are in Kafka. Records found but not
+        written yet are forgotten: the source returns them again. Return False if fenced."""
         self._found.clear()
         self._due.clear()
         if retried:
@@ -72,8 +72,8 @@ class BatchParking:
         return True
 
     def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
-        """Return the rows that may be sent. The others are parked, or will be by `write`. `largest` is the length of
-        the longest value; without it each record is measured. Raises RecordError under `stop`."""
+        """Return the rows that may be sent. The other rows are parked, or the next `write` parks them. `largest` is the
+        length of the longest value; without it each record is measured. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
             return rows
@@ -94,7 +94,7 @@ class BatchParking:
         return good
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
-        """Return the ids of rows that should travel alone, given the length of the longest value."""
+        """Return the ids of rows that need a batch of their own, given the length of the longest value."""
         return self._topics.oversized(rows, largest)
 
     def passed(self, position: Position) -> Position:
@@ -106,12 +106,13 @@ class BatchParking:
         self._topics.blame(row[TOPIC], reason)
 
     def park(self, row: Row, reason: str) -> bool:
-        """Park a record at once that was refused when it was sent; False if fenced. Raises RecordError under `stop`."""
+        """Park at once a record that was refused when it was sent. Return False if fenced. Raises RecordError under
+        `stop`."""
         self._refuse(row, reason)
         return self.write()
 
     def write(self) -> bool:
-        """Write the records to park; False if fenced."""
+        """Save the records found since the last call as parked. Return False if fenced."""
         found, self._found = list({entry.id: entry for entry in self._found}.values()), []
         if not found:
             return True
@@ -156,12 +157,12 @@ class BatchParking:
         return list(islice(found, limit))
 
     def forget_topics(self) -> None:
-        """Forget the facts about topics, which are why records were parked."""
+        """Forget the facts about topics, for which records were parked: the brokers are queried again."""
         self._topics.ask_again()
 
     def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the due rows that may be sent; `write` will park the others once more, their keys still held. Raises
-        RecordError under `stop`."""
+        """Return the due rows that may be sent. The next `write` parks the refused rows once more, and their keys stay
+        held. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows)
         if not refusals:
             return rows
@@ -179,14 +180,14 @@ class BatchParking:
         return good
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records that are in Kafka or deleted. False if fenced."""
+        """Forget parked records that are in Kafka or deleted. Return False if fenced."""
         if not self._parked_ids.release(ids):
             return False
         gone = [self._due.pop(each, None) for each in ids]
         if not self._due:
             self._learn()
             return True
-        # More records are due: the rest of their keys is known without a query of all parked records.
+        # `_due` lists more records, and so shows which keys are free now, without a query of all parked records.
         for each in ids:
             self._ids.pop(each, None)
         if self._holds:
@@ -196,7 +197,8 @@ class BatchParking:
         return True
 
     def _parked(self, rows: Sequence[Row]) -> set[int]:
-        """Return the ids of the rows that are parked. If another row has the id of a parked record, load again."""
+        """Return the ids of the rows that are parked. If another row has the id of a parked record, load the parked
+        records again."""
         listed = [row[0] for row in rows if row[0] in self._ids or self._first.get(row[1:3]) == row[0]]
         parked = self._parked_ids.matching(listed) if listed else set()
         if len(parked) < len(listed):

@@ -1,16 +1,16 @@
-"""Records of topics in trouble, deferred while other topics go on (`harvest_lib.delivery.topic_troubles`).
+"""Deferred records of topics in trouble, while other topics take records (`harvest_lib.delivery.topic_troubles`).
 
     page ─► parking ─► paused records ─► barrier ─► batch
                         │            ▲
                         └─ deferred ─┘ released once the topic takes records, or parked once it is given up
 
 Promises
-- Order stays: released records go before later records of their topic, and under the key barrier before later records
-  of their key in any topic.
-- The ids of paused records travel in the checkpoint, like ids that the barrier defers. They are bounded: at the limit
-  nothing more is read.
-- If the brokers do not name a topic's trouble, a single record probes it, in a batch of its own: no other record fails
-  with it.
+- Order is preserved: released records are sent before later records of their topic, and under the key barrier before
+  later records of their key in any topic.
+- The checkpoint lists the ids of paused records, like ids that the barrier defers. The number of paused records is
+  limited: at the limit nothing more is read.
+- If the brokers do not name a topic's trouble, a single record probes the topic in a batch of its own, so that no other
+  record fails with it.
 """
 
 import logging
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 1.0
 
 
 class PausedRecords:
-    """Deferred records of a term. Call `begin` whenever the source is opened: it returns the records again."""
+    """Paused records of a term. Call `begin` whenever the source is opened: the source returns the records again."""
 
     def __init__(self, troubles: Troubles, parking: BatchParking | MarkedParking, *, one_per_key: bool) -> None:
         self.size = BatchSize()
@@ -62,20 +62,21 @@ class PausedRecords:
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due even if nothing is read: paused records may go, or were parked."""
+        """Return True if a checkpoint is due even if nothing is read: paused records may be sent, or some were
+        parked."""
         return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
 
     def defers(self, row: Row) -> bool:
-        """Return True if a record that does not come from the source has to wait: its topic is paused, or paused
-        records of its key go first."""
+        """Return True if a retried record has to wait: its topic is paused, or paused records of its key have to be
+        sent first."""
         return row[TOPIC] in self._troubles.paused or self.has_paused(row)
 
     def has_paused(self, row: Row) -> bool:
-        """Return True if paused records of its key go first."""
+        """Return True if paused records of the row's key have to be sent before the row."""
         return row[KEY] in self._keys or row[1:3] in self._pairs
 
     def begin(self) -> None:
-        """Forget everything."""
+        """Forget all paused records."""
         self._replace([])
         self._paused, self._has_parked = frozenset(), False
 
@@ -84,7 +85,7 @@ class PausedRecords:
         self._has_parked = False
 
     def filter(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may go, behind paused rows of recovered topics; defer the others."""
+        """Return the rows that may be sent, after paused rows of recovered topics. Defer the other rows."""
         paused = self._troubles.paused
         if paused != self._logged:
             self._log_changes(paused)
@@ -96,8 +97,8 @@ class PausedRecords:
         return [row for row in rows if self._may_go(row, paused)]
 
     def recheck(self) -> None:
-        """Once a second, pass paused records through the parking: it queries their topics, and parks the records of a
-        topic that is given up."""
+        """Pass paused records through the parking, at most once a second. The parking queries their topics, and parks
+        the records of a topic that is given up."""
         now = boot_seconds()
         if not self._rows or now < self._look_at:
             return
@@ -109,8 +110,8 @@ class PausedRecords:
             self._replace(sendable)
 
     def probe(self, defers: Callable[[Row], bool]) -> Row | None:
-        """Return the first paused record of a topic whose probe is due, for a batch of its own; None if there is none.
-        Records that the barrier `defers` are skipped."""
+        """Take the first paused record of a topic whose probe is due, for a batch of its own. Return None if no probe
+        is due. Records that the barrier `defers` are skipped."""
         seen: set[str] = set()
         tried: set[str] = set()
         for place, row in enumerate(self._rows):

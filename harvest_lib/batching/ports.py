@@ -1,4 +1,4 @@
-"""Parts of a term in batches: its source, its delivery, the store of its checkpoints and its parking."""
+"""Parts that a term in batches works with: its source, its delivery, the store of its checkpoints and its parking."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,20 +24,21 @@ class BatchPorts:
     delivery: Delivery
     store: CheckpointStore
     is_exactly_once: bool
-    """True if readers never see a record in doubt, unless its checkpoint counts."""
+    """True if readers see the records of a batch only once the batch's checkpoint is committed."""
     parking: BatchParking | MarkedParking
     troubles: Troubles
-    """The topics in trouble, as the delivery finds them."""
+    """The topics in trouble that the delivery has found."""
     limits: Limits
     producers_are_outdated: Callable[[], bool] = lambda: False
-    """Returns True if producers should be made again: topics take larger batches than they were made for."""
+    """Returns True if producers should be made again: topics now take larger batches than the producers send."""
     one_per_key: bool
     """True if the key barrier is on: at most one record of a key in flight."""
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Called with the number of records that were committed."""
     size: BatchSize = field(default_factory=BatchSize)
-    """Kept across terms: a size that Kafka did not take in time is not tried again in each term."""
+    """The size of batches. Successive terms share it, so that a size that Kafka did not take in time is not tried again
+    in each term."""
     observers: BatchObservers = field(default_factory=BatchObservers)
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of database calls: it may turn an error into another, see `translate_table_errors`."""
+    """Returns the context in which database calls run. It may replace an error, see `translate_table_errors`."""

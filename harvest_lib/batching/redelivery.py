@@ -1,9 +1,8 @@
 """Redelivery of parked records that an operator retried. Precondition: the source has already passed them.
 
-Parked records are polled about once a second, while any exist. A run of due records is freed at a time: the barrier
-defers the records that cannot be sent at once, as if the source had just returned them, and the next run waits for
-them. The caller ensures the precondition, as the source would return once more any record that it has not passed since
-it was opened.
+While any records are parked, they are polled about once a second. Each poll frees a run of due records. The barrier
+defers those that cannot be sent at once, as if the source had just returned them; the next run waits until they are
+sent. The caller ensures the precondition: a source that has not passed a parked record would return it a second time.
 """
 
 import logging
@@ -37,7 +36,8 @@ class RedeliveryBatch(NamedTuple):
 
 
 class Redelivery:
-    """Redelivery of a term. `size` bounds its batches, and is informed of their outcome."""
+    """Redelivery of parked records during a term. `size` bounds its batches; the caller reports their outcomes to
+    `size`."""
 
     def __init__(
         self,
@@ -53,11 +53,12 @@ class Redelivery:
         self._troubles = troubles
         self._paused = paused
         self._look_at = self._ask_at = 0.0
-        self._freed: set[int] = set()  # deferred rows of the last run
+        self._freed: set[int] = set()  # ids of the rows of the last run that the barrier deferred
         self._was_next = False
 
     def is_next(self, *, caught_up: bool) -> bool:
-        """Return True if the next batch is a redelivery: at most every second batch, once the source has caught up."""
+        """Return True if the next batch is a redelivery. At most every second batch is, and only once the source has
+        caught up."""
         self._was_next = not self._was_next and caught_up and self.may_look
         return self._was_next
 
@@ -102,7 +103,8 @@ class Redelivery:
         return RedeliveryBatch(passing, [*gone, *(row[ID] for row in run)])
 
     def _filter_paused(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that need not wait for a paused topic; if there are none, a probe of it, if due."""
+        """Return the rows that need not wait for a paused topic. If all rows have to wait, return the first row if a
+        probe of its topic is due, else nothing."""
         sendable = [row for row in rows if not self._paused.defers(row)]
         if sendable or not rows:
             return sendable

@@ -1,4 +1,4 @@
-"""Rights of a loop under its term: until when it may send more, and until when it may wait for records it has sent."""
+"""Rights of a loop under its term: whether it may send more records, and whether it may wait for sent records."""
 
 import threading
 
@@ -7,7 +7,8 @@ from harvest_lib.leadership import Term
 
 
 class Rights:
-    """Rights under a term, which end with it or with a stop. Both checks are cheap: each slice makes them."""
+    """The rights of a loop under a term. The end of the term or a stop ends them. Both checks are cheap, as they are
+    made for each slice of a batch."""
 
     def __init__(self, term: Term, stopping: threading.Event, drain_interval_seconds: float) -> None:
         self._term = term
@@ -20,8 +21,8 @@ class Rights:
         return self._term.is_live() and not self._stopping.is_set()
 
     def may_finish(self) -> bool:
-        """Return True if the loop may wait for sent records: always while it leads, and up to `drainInterval` after the
-        term is revoked, for which a successor waits, or a stop is requested."""
+        """Return True if the loop may wait for sent records: always while it leads, and up to `drainInterval` after a
+        stop is requested or the term is revoked. A successor waits for as long."""
         if self.may_go_on():
             return True
         self._finish = self._finish or Deadline(self._drain_interval_seconds)

@@ -2,8 +2,8 @@
 
 Promises
 - The previous leader is fenced once, before anything is read.
-- A checkpoint that is committed with its batch counts. Its mirror in Postgres, and the checkpoint of all other
-  deliveries, is due at most five times a second.
+- A checkpoint that is committed together with its batch is authoritative at once. A save in Postgres that nothing waits
+  for, such as the mirror of that checkpoint, is due at most five times a second.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Position
 
 _SAVE_SECONDS = 0.2
-"""Least interval between saves in Postgres that nothing waits for."""
+"""Least interval between two saves in Postgres that nothing waits for."""
 _CHECK_SECONDS = 1.0
 """Interval between checks of the subscription's row: an operator may have moved it."""
 
@@ -49,7 +49,8 @@ class TermCheckpoints:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if the next checkpoint is kept elsewhere than the last: other processes need the new place."""
+        """Return True if the next checkpoint is stored elsewhere (Postgres or Kafka) than the last: other processes
+        have to find the new location."""
         return self.last.kept_in != self._store.kept_in
 
     @property
@@ -68,13 +69,13 @@ class TermCheckpoints:
         return self._saved_number == self.last.number
 
     def lead(self, leader_id: UUID, after_epoch: int | None) -> None:
-        """Fence the previous leader, unless that is done."""
+        """Fence the previous leader, in the first call only."""
         if not self._has_led:
             self._store.lead(leader_id, after_epoch)
             self._has_led = True
 
     def status(self) -> LeadershipStatus:
-        """Return the status of this leader by the subscription's row."""
+        """Return the status of this leader according to the subscription's row."""
         self._check_at = boot_seconds() + _CHECK_SECONDS
         return self._store.leadership_status()
 
@@ -89,17 +90,19 @@ class TermCheckpoints:
             return None
 
     def begin(self, loaded: OutboxCheckpoint) -> None:
-        """Go on from a loaded checkpoint."""
+        """Start from a loaded checkpoint."""
         self.last, self._saved_number = loaded, loaded.number
 
     def begin_at(self, following: OutboxCheckpoint) -> None:
-        """Go on from the first checkpoint. Wherever later checkpoints go, it is in Postgres until a commit."""
+        """Start from the first checkpoint of the subscription. It is stored in Postgres, even if the checkpoints of
+        later commits are stored in Kafka."""
         self.last = replace(following, kept_in="postgres")
 
     def following(
         self, position: Position, delivered: int, *, low_watermark: str, retention_hold: int | None
     ) -> OutboxCheckpoint:
-        """Return the next checkpoint, at `position`, after `delivered` more records. Others: see `OutboxCheckpoint`."""
+        """Return the next checkpoint, at `position`, after `delivered` more records. The other arguments are fields of
+        `OutboxCheckpoint`."""
         return OutboxCheckpoint(
             generation=self.last.generation,
             number=self.last.number + 1,
@@ -111,7 +114,8 @@ class TermCheckpoints:
         )
 
     def save(self) -> bool:
-        """Write the last checkpoint to Postgres; False if refused: the leader was fenced, or the subscription moved."""
+        """Save the last checkpoint in Postgres. Return False if it is refused: the leader was fenced, or the
+        subscription was moved."""
         number = self.last.number
         if not self._store.save(self.last):
             return False

@@ -1,10 +1,10 @@
-"""The reading half: messages that are read exactly once, by the design of Gazette.
+"""The reading side of harvest: it reads messages exactly once, by the design of Gazette.
 
-A publisher gives every message an id, a version 1 UUID of RFC 4122, that has its sender, its place in the sender's
-order, and a flag if it is pending until its sender acknowledges it (`message_id`). A reader puts messages through a
-`Sequencer`: repeated messages are dropped, pending messages are held until they are acknowledged or rolled back.
-`Publisher` writes such messages, `read_committed` reads them, and a `Consumer` makes state and further messages of
-them, exactly once, whatever crashes.
+A publisher gives every message an id, a version 1 UUID of RFC 4122. The id has the sender of the message, the message's
+number in the order of its sender, and a flag: a pending message takes effect only when its sender acknowledges it
+(`message_id`). A reader passes messages through a `Sequencer`, which drops repeated messages and holds pending messages
+until they are acknowledged or rolled back. `Publisher` writes such messages and `read_committed` reads them. A
+`Consumer` updates state and publishes further messages from them, exactly once, whatever crashes.
 """
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId

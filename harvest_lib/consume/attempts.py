@@ -1,9 +1,9 @@
-"""Failures of the user's functions so far: their messages, their number, and the search for the message to blame.
+"""Failures of the user's functions so far: how often each message failed, and the search for the message to blame.
 
-A message that fails is counted. A failure as a transaction is finalized has no known message. The next transactions
-then take a single acknowledgement each; if a transaction of a single message fails, the failure counts for that
-message. With several messages, the first are finalized in *trials* that are rolled back, half of the suspects at a
-time, until a message is found: with it a trial fails, without it the trial passes. Pure.
+Each failure of a message is counted. If finalizing a transaction fails, the message to blame is unknown. Each of the
+next transactions then takes the messages of a single acknowledgement. If such a transaction has a single message, its
+failure counts for that message. If it has several, a binary search follows: *trials*, which are always rolled back,
+finalize only the first messages. The message to blame is the first with which a trial fails. Pure.
 """
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -12,9 +12,10 @@ _CAREFUL_TRANSACTIONS = 1_000
 
 
 class FunctionFailed(Exception):
-    """A function of the user raised; its transaction is to be rolled back. `offset` is the offset of the message to
-    blame, None without such a message: the error passes, or the message is unknown (`is_anyones`). As a transaction is
-    finalized, `taken` and `last` are the number of its messages, and the offset of the last."""
+    """A function of the user raised an error; its transaction has to be rolled back. `offset` is the offset of the
+    message to blame. None means that the error passes by itself, or with `is_anyones` that the message is unknown. For
+    a failed finalization, `taken` is the number of messages in the transaction, and `last` the last message's
+    offset."""
 
     def __init__(
         self, reason: str, offset: int | None = None, *, is_anyones: bool = False, taken: int = 0, last: int = -1
@@ -25,24 +26,25 @@ class FunctionFailed(Exception):
 
 
 class TrialPassed(FunctionFailed):
-    """The trial did not fail: the first messages of an acknowledgement can be finalized without the rest."""
+    """A trial did not fail: the first messages of an acknowledgement can be finalized without its other messages."""
 
 
 class Attempts:
-    """The failures of a shard, for as long as the shard runs."""
+    """Counts of the failures of a shard's messages, while the shard runs."""
 
     def __init__(self, most: int) -> None:
-        """`most` limits the failures of a message."""
+        """`most` is the number of failures after which a message is parked."""
         self._most = most
-        self._failures: dict[int, tuple[int, str]] = {}  # by offset: their number, and the last reason
-        self._passed: list[int] = []  # failed messages that passed in the present transaction
+        self._failures: dict[int, tuple[int, str]] = {}  # offset -> number of failures, last reason
+        self._passed: list[int] = []  # offsets of failed messages that the present transaction tries or parks
         self._in_a_row = self._careful = 0
-        self._good = self._bad = 0  # numbers of first messages of an acknowledgement that pass, and that fail
+        self._good = self._bad = 0  # finalizing so many first messages of an acknowledgement passes, and fails
         self._suspect = (0, "")  # the last message of the failing trial, and the reason
 
     @property
     def trial(self) -> int | None:
-        """Return how many messages of an acknowledgement to finalize as a trial; None to finalize all, and keep it."""
+        """Return how many first messages of an acknowledgement to finalize as a trial. None means no trial: finalize
+        all messages, and commit."""
         return (self._good + self._bad) // 2 if self._bad - self._good > 1 else None
 
     @property
@@ -52,21 +54,22 @@ class Attempts:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if a message has failed that is not kept yet."""
+        """Return True if a failed message is not yet in a committed transaction."""
         return bool(self._failures)
 
     @property
     def is_under_way(self) -> bool:
-        """Return True if a message was to blame for a failure, and none was kept or parked since."""
+        """Return True if a message, known or not, has caused a failure and is neither committed nor parked yet."""
         return self.has_failed or self._careful == _CAREFUL_TRANSACTIONS
 
     @property
     def is_watching(self) -> bool:
-        """Return True if the message that fails has to be found."""
+        """Return True if the message to blame has to be found, so that messages are checked one by one."""
         return self.one_at_a_time or self.has_failed
 
     def spent(self, offset: int) -> str | None:
-        """Return the reason to park a message, None if it may be tried (again). Called just before that."""
+        """Return the reason to park a message; None if the message may be tried (again). Call it just before the
+        message is parked or tried."""
         if offset not in self._failures:
             return None
         self._passed.append(offset)
@@ -74,7 +77,8 @@ class Attempts:
         return reason if attempts >= self._most else None
 
     def failed(self, refused: FunctionFailed) -> tuple[int, float]:
-        """Count a failure; return the number of attempts, and the seconds to wait before the next attempt."""
+        """Count a failure. Return the number of attempts so far, 0 for a passed trial, and the seconds to wait before
+        the next attempt."""
         self._passed.clear()
         self._narrow(refused)
         if isinstance(refused, TrialPassed) and refused.offset is None:
@@ -89,7 +93,7 @@ class Attempts:
         return attempts, min(_FIRST_PAUSE_SECONDS * 2.0 ** min(attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
     def _narrow(self, refused: FunctionFailed) -> None:
-        """Count a failed finalization of several messages for the message to blame, once it is found."""
+        """Narrow the search for the message to blame. Once the search has found it, put its offset into `refused`."""
         if isinstance(refused, TrialPassed):
             self._good = refused.taken
         elif refused.offset is None and refused.taken > 1 and self.one_at_a_time:
@@ -101,7 +105,7 @@ class Attempts:
             self._good = self._bad = 0
 
     def kept(self) -> None:
-        """Forget the failures of messages in the transaction: it is kept."""
+        """Note that the transaction was committed: forget the failures of its messages."""
         while self._passed:
             self._failures.pop(self._passed.pop(), None)
         self._in_a_row, self._careful = 0, max(0, self._careful - 1)

@@ -1,15 +1,15 @@
-"""The cause of an error of a user's function: whether it passes by itself, and no message is to blame.
+"""Decides whether an error of a user's function passes by itself: then no message is to blame for it.
 
 The whole chain of an error is searched, as an application, or a library such as SQLAlchemy, may wrap the cause:
 
-| cause | passes |
+| cause | errors that pass |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres.postgres_causes`; wrong states and slow statements do not |
-| SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
-| the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
-| the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |
-| a group of errors | if each of its errors does |
-| all else | no |
+| Postgres | by SQLSTATE, see `harvest_lib.postgres.postgres_causes`; not wrong states and slow statements |
+| SQLite | by result code: a full disk; a database that is locked, read-only, damaged or cannot be opened or read |
+| the machine | a full or read-only disk, an error of a disk, no file descriptor or memory left |
+| the network | a connection that was refused or broke, a host that is not reached or found, a timeout |
+| a group of errors | if each error of the group passes |
+| all else | none |
 """
 
 import errno
@@ -20,13 +20,14 @@ import sqlite3
 from harvest_lib.postgres import postgres_causes
 
 _TOOK_TOO_LONG = "57014"
-"""The statement itself may be the cause: a wait for a lock ends sooner, with its own SQLSTATE (`PostgresStore`)."""
+"""A statement was cancelled. The statement itself may be too slow: a wait for a lock would end sooner, with another
+SQLSTATE (`PostgresStore`)."""
 _WRONG_STATE = "55000"
-"""Such as `currval` before `nextval`."""
+"""An object is not in the required state, such as for `currval` before `nextval`."""
 _NO_STATEMENT = "26000"
 _OF_A_DRIVER = re.compile("_pg3_|__asyncpg_")
-"""In names of statements that a driver prepared: a pooler, or another server, does not know them. All other names come
-from the user's own EXECUTE."""
+"""Prefixes of the names of statements that a driver prepared; a pooler or another server does not know such statements.
+All other names come from the user's own EXECUTE."""
 _OF_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -44,7 +45,7 @@ _OF_SQLITE = frozenset(
     }
 )
 _PRIMARY = 0xFF
-"""The primary part of SQLite's extended codes."""
+"""Mask for the primary part of SQLite's extended result codes."""
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS}
 )
@@ -54,7 +55,7 @@ _OF_THE_NETWORK = frozenset(
 
 
 def passes(error: BaseException) -> bool:
-    """Return True if an error passes by itself, so that the same may be tried again."""
+    """Return True if an error passes by itself, so that the same messages may be tried again."""
     state = postgres_causes.sqlstate(error)
     if state in (_TOOK_TOO_LONG, _WRONG_STATE):
         return False
@@ -66,8 +67,8 @@ def passes(error: BaseException) -> bool:
 
 
 def follows_what_passes(error: BaseException) -> bool:
-    """Return True if an error was raised while a passing error of Postgres was handled. The latter is the cause only if
-    the transaction has failed, too."""
+    """Return True if an error was raised while a passing error of Postgres was handled. The error of Postgres is the
+    cause only if the transaction has failed too, which the caller checks."""
     handled = error.__context__
     while handled is not None:
         if postgres_causes.sqlstate(handled) and passes(handled):

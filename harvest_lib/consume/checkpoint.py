@@ -1,4 +1,4 @@
-"""The checkpoint of a shard of a consumer: all that its next owner needs to continue exactly after it."""
+"""The checkpoint of a consumer's shard: all that the shard's next owner needs to continue exactly after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from harvest_lib.sequencing.sequencer import ProducerState
 
 
 class ShardId(NamedTuple):
-    """A partition of a topic, as a consumer reads it. `consumer` names the consumer and its consumer group."""
+    """Identity of a shard: a partition of a topic, read by a consumer. `consumer` is the name of the consumer and of
+    its consumer group."""
 
     consumer: str
     topic: str
@@ -25,12 +26,13 @@ class ShardId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The checkpoint, kept in the same transaction as its state.
+    """The checkpoint of a shard, saved in the same transaction as the shard's state.
 
-    Messages before `offset` were read, `producers` is the state of the sequencer by then, `intents` are the
-    acknowledgements of published messages, which are written, again if need be, once the checkpoint is kept. `topic_id`
-    is Kafka's own id of the topic, and differs for a recreated topic of the same name; empty if it is unknown. `last`
-    identifies the last record before the offset: a log that lost its end, and grew again, lacks that record.
+    Messages before `offset` were read, and `producers` is the state of the sequencer at that offset. `intents` are the
+    acknowledgements of published messages: they are written to Kafka after the checkpoint is saved, and written again
+    after a crash. `topic_id` is Kafka's own id of the topic, which differs for a recreated topic of the same name; it
+    is empty if unknown. `last` identifies the last record before `offset`: a log that lost its end and grew again lacks
+    that record.
     """
 
     shard: ShardId
@@ -41,7 +43,7 @@ class Checkpoint:
     last: LastRead | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as values for JSON. Clocks are text: some readers of JSON cannot hold 64 bits."""
+        """Return the checkpoint as values for JSON. Clocks are strings, as some readers of JSON cannot hold 64 bits."""
         return {
             "shard": list(self.shard),
             "topic_id": self.topic_id,
@@ -56,7 +58,8 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Return a checkpoint that `to_json` converted. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the checkpoint for a value that `to_json` returned. Raises KeyError, TypeError or ValueError for any
+        other value."""
         return cls(
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],
@@ -72,7 +75,7 @@ class Checkpoint:
         )
 
     def require(self, shard: ShardId, topic_id: str) -> None:
-        """Raise CheckpointError unless the checkpoint is of this shard, and of the topic with this id."""
+        """Raise CheckpointError if the checkpoint belongs to another shard, or to a topic with another id."""
         if self.shard != shard:
             raise CheckpointError(
                 f"the checkpoint that is kept for {shard} belongs to another shard",

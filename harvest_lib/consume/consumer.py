@@ -1,13 +1,14 @@
-"""A consumer: processes that share the partitions of topics, and own each as a shard.
+"""A consumer: processes that divide the partitions of topics among them. The owner of a partition runs it as a shard.
 
-The owner of a partition is agreed on in a consumer group of Kafka; that alone does not stop a process that was frozen,
+A consumer group of Kafka assigns each partition to an owner. The group alone does not stop a process that was frozen,
 or has not noticed yet that it lost the partition. The fence of the store does: only a single owner can commit.
 
 Promises
-- A partition that is assigned is owned by a thread until it is revoked; a revoked partition is released within
-  END_SECONDS, its transaction kept. If a user's function takes longer, the next owner's fence refuses the transaction.
-- A failed partition is tried again from its checkpoint, with growing pauses, and logged each time; others go on.
-- Nothing is read through the group. Its offsets are a copy for monitoring of its lag.
+- A thread owns an assigned partition until the partition is revoked. The thread then commits and ends, within
+  END_SECONDS. If a user's function takes longer, the next owner's fence refuses the transaction.
+- A partition that fails is tried again from its checkpoint, with growing pauses, and logged each time. Other partitions
+  are not affected.
+- No message is read through the group. The group's offsets are copies, from which its lag can be monitored.
 """
 
 import logging
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 END_SECONDS = 10.0
-"""Time that a shard may take to end."""
+"""Limit of the wait for the end of a shard."""
 _POLL_SECONDS = 0.1
 _COMMIT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
@@ -54,7 +55,7 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 
 
 class Consumer:
-    """A member of the group; start any number of members, on any number of machines."""
+    """A member of the consumer group. Start any number of members, on any number of machines."""
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class Consumer:
         limits: ShardLimits | None = None,
         isolation: Isolation = "read_committed",
     ) -> None:
-        """`name` is the name of the group, and of the checkpoints: changing it starts over. `settings` are
-        librdkafka's; `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises ConfigError
-        if `topics` is a text."""
+        """`name` names the group and the checkpoints: a consumer with a new name reads from the start. `settings` are
+        settings of librdkafka. `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises
+        ConfigError if `topics` is a string."""
         if isinstance(topics, str):
             raise ConfigError("`topics` must be a list", field="topics", next_step=f"write `topics=[{topics!r}]`")
         self._application, self._name, self._topics = application, name, list(topics)
@@ -80,26 +81,26 @@ class Consumer:
         self._room = ShardRoom()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
-        """After this time the group drops a silent member, and the member knows it."""
+        """Time after which the group removes a silent member. The member too knows then that it is removed."""
         self._counting = threading.Lock()
-        self._at_work: set[Ownership] = set()  # also of revoked partitions, until they end
-        self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
+        self._at_work: set[Ownership] = set()  # of revoked partitions too, until their shards end
+        self._done: dict[str, ShardCounts] = {}  # topic -> counts of the shards that have ended
         self.fenced = 0
-        """Transactions that were refused, as another owner had begun."""
+        """Number of times that a shard was fenced, as another owner had begun."""
         self.retention = RetentionWatch(self._settings, self._positions)
-        """The distance of the consumer from losing records that it has not read."""
+        """Watches how soon Kafka may remove records that the consumer has not read."""
         self.certificates = Certificates(self._settings)
-        """Certificates that its clients are configured with."""
+        """Certificates in the configuration of the Kafka clients."""
         self._has_joined = False
         self.trouble = ""
-        """The reason that the consumer has not joined the group; empty once it has, or if the reason is unknown."""
+        """Why the consumer has not joined the group; empty once it has joined, or if the reason is unknown."""
         self.turned_at: float | None = None
         """Time of the last poll of the group, in boot seconds; None if the consumer does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
-        application whose functions cannot be called, and KafkaError where the group does not take this member, such as
-        beside members of another kind."""
+        """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a bad setting or
+        an application with functions that cannot be called, and KafkaError if the group refuses this member, for
+        example because the other members are programs of another kind."""
         guard_loggers()
         self._room.begin()
         own = group_settings(self._group_settings, self._name)
@@ -125,7 +126,8 @@ class Consumer:
             group.close()
 
     def _tend(self) -> None:
-        """Begin shards while there is room, the longest waiting first."""
+        """Begin shards that are due while there is room, in the order in which they became due. If some still have to
+        wait, end as many shards that have had their turn."""
         owned = list(self._owned.values())
         at_work = sum(each.is_at_work for each in owned)
         due = sorted((each for each in owned if each.is_due), key=lambda each: each.begin_at)
@@ -162,7 +164,8 @@ class Consumer:
         group.incremental_unassign(partitions)
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
-        """Another member may own the partitions by now: the fence decides, there is nothing to wait for."""
+        """End the shards of lost partitions without waiting: other members may own the partitions by now, and the fence
+        of the store decides."""
         self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)
@@ -226,7 +229,7 @@ class Consumer:
     # -- a shard
 
     def shard_ended(self, ownership: Ownership, *, for_good: bool = False) -> None:
-        """Keep the counts of the shard that an ownership has had."""
+        """Add the counts of an ownership's ended shard to the totals. `for_good`: no other shard follows."""
         with self._counting:
             self._done[ownership.topic] = self._done.get(ownership.topic, ShardCounts()) + ownership.counts
             ownership.let_go()
@@ -234,12 +237,12 @@ class Consumer:
                 self._at_work.discard(ownership)
 
     def count_fenced(self) -> None:
-        """Count that a shard was fenced; from any thread."""
+        """Count that a shard was fenced. Any thread may call it."""
         with self._counting:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
-        """Make a shard, of its store, its reader and the application."""
+        """Make the shard of a partition, with its store, its reader and the application."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,
@@ -257,7 +260,7 @@ class Consumer:
         return Publisher(self._settings, producer_id=new_producer_id(), clock=Clock(time.time_ns))
 
     def _topic_id(self, topic: str) -> str:
-        """Return Kafka's id of a topic, empty where it is unavailable."""
+        """Return Kafka's id of a topic; an empty string if Kafka does not return it."""
         with AdminClient(client_settings(self._settings)) as admin:
             asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
             try:

@@ -1,7 +1,7 @@
 """Calls the user's functions, and finds the message to blame for an error of a function.
 
-Each call is made within the open transaction. While the message to blame is unknown, the next transactions take a
-single acknowledgement each and check after every message, until the message is found (`Attempts`).
+Each call is made within the open transaction. While the message to blame is unknown, each transaction takes a single
+acknowledgement and is checked after every message (`Attempts`).
 """
 
 import os
@@ -23,7 +23,7 @@ _NOT_OPEN = "the function ended the transaction, left a statement of it unfinish
 
 
 _forks = 0
-"""Forks that led to this process."""
+"""Number of forks between the start of Python and this process."""
 
 
 def _count_fork() -> None:
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class OpenTransaction:
-    """The open transaction, and the messages that it has taken in."""
+    """The open transaction of a shard, with counts of the messages passed to the user's functions in it."""
 
     def __init__(self, transaction: Transaction, began: float, span: TransactionSpan | None = None) -> None:
         self.transaction, self.began = transaction, began
@@ -43,16 +43,16 @@ class OpenTransaction:
         self.taken = 0
         self.last: int | None = None
         self.about: Message | None = None
-        """The message that is being taken in."""
+        """The message that the user's function is called with; None for a group of messages."""
         self.parked: list[tuple[int, str]] = []
 
     @property
     def only(self) -> int | None:
-        """Return the offset of the message that was taken in, if it is the only message."""
+        """Return the offset of the transaction's message if it has exactly one, else None."""
         return self.last if self.taken == 1 else None
 
     def linked(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages; the span, if any, is linked to their writers."""
+        """Return the same messages, and link the span, if there is one, to their writers."""
         return messages if self._span is None else self._span.take(messages)
 
     def end_span(self, error: str = "") -> None:
@@ -69,8 +69,8 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of a shard to the application.
 
-    Exceptions of its functions become FunctionFailed, except errors of Kafka, which no message causes. So do
-    SystemExit, CancelledError and the like, and panics of extensions: each would end the thread unseen.
+    Exceptions of the application's functions are raised as FunctionFailed. So are SystemExit, CancelledError and panics
+    of extensions, as each would end the thread unseen. Errors of Kafka pass unchanged, as no message causes them.
     """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
@@ -79,8 +79,8 @@ class Dispatch:
         self._forks = _forks
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
-        """Return True if a whole group goes into a single call. A single message does not, nor a transaction that is
-        read again, which may be of any length."""
+        """Return True if the application gets the whole group in a single call. It does not for a group of a single
+        message, nor for a group that is read again from the log, which may be of any length."""
         is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
         return is_batch and not self._attempts.is_watching
 
@@ -100,7 +100,7 @@ class Dispatch:
         opened.last = group.offsets[-1]
 
     def take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Call the function for each message; `messages` is not empty."""
+        """Call the function for each of `messages`, which must not be empty."""
         messages = opened.linked(messages)
         if self._attempts.is_watching:
             self._take_with_care(opened, messages)
@@ -108,7 +108,7 @@ class Dispatch:
             self._take(opened, messages)
 
     def _take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Check only at the end that the transaction is still open."""
+        """Call the function for each message. Check only after the last message that the transaction is still open."""
         consume_message: Callable[..., object] = self._application.consume_message
         transaction, taken = opened.transaction, 0
         for message in messages:
@@ -130,7 +130,8 @@ class Dispatch:
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Find the message that fails, and park messages that failed too often."""
+        """Call the function for each message, and check the transaction after each, to find the message that fails.
+        Park messages that failed too often."""
         for message in messages:
             if opened.taken == self._attempts.trial:
                 return
@@ -155,7 +156,7 @@ class Dispatch:
             opened.last = message.offset
 
     def finalize(self, opened: OpenTransaction) -> None:
-        """Call the user's `finalize_txn`, if the transaction has taken in a message."""
+        """Call the user's `finalize_txn`, if a message was passed to the user in the transaction."""
         opened.about = None
         if not opened.taken:
             return
@@ -175,14 +176,14 @@ class Dispatch:
             raise TrialPassed("", taken=opened.taken)
 
     def _pass_on(self, error: BaseException) -> None:
-        """Raise an error again for which no message is to blame."""
+        """Raise an error again if no message is to blame for it: an error of Kafka."""
         self._end_child(error)
         if isinstance(error, KafkaError):
             raise error
 
     def _end_child(self, error: BaseException | None = None) -> None:
-        """End a forked child that returns from the user's function: it has its parent's connections, and would end the
-        parent's transaction."""
+        """End this process if it is a child that the user's function forked: it has its parent's connections, and would
+        end the parent's transaction."""
         if _forks != self._forks:
             code = error.code if isinstance(error, SystemExit) else int(error is not None)
             os._exit(code if isinstance(code, int) else int(code is not None))
@@ -198,7 +199,7 @@ class Dispatch:
         _let_go(error)
         if self._store.will_pass(error):
             return FunctionFailed(reason)
-        if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
+        if isinstance(error, PublishRefused) and error.about is not None:  # an earlier message may have published it
             return FunctionFailed(reason, error.about)
         return FunctionFailed(reason, offset, is_anyones=is_anyones)
 
@@ -209,7 +210,8 @@ def _call(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _let_go(error: BaseException) -> None:
-    """Clear the frames of an error and its causes: results that are read halfway keep the connection locked."""
+    """Clear the stack frames of an error and its causes: they may hold partly read results, which keep the connection
+    locked."""
     handled: BaseException | None = error
     while handled is not None:
         traceback.clear_frames(handled.__traceback__)

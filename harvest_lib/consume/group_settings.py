@@ -1,4 +1,4 @@
-"""Settings of the client that joins the group."""
+"""Settings of the Kafka client that joins the consumer group."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,12 @@ _DECIDED = {
     "isolation.level": "it is the parameter `isolation`",
     "partition.assignment.strategy": "partitions that stay are not given up when members change",
 }
-"""Settings that a consumer makes itself, and why."""
+"""Settings that the user must not set, as the consumer sets them, with the reasons."""
 
 
 def group_settings(settings: Mapping[str, object], name: str) -> dict[str, Any]:
-    """Return the settings of a member of the group. Raises ConfigError for a setting that contradicts them."""
+    """Return the settings of a member of the group `name`. Raises ConfigError if the user's `settings` contradict the
+    consumer's own."""
     ours = {"group.protocol": "classic", "group.id": name, "enable.auto.commit": "false"}
     for each, reason in _DECIDED.items():
         value = str(settings.get(each, ""))

@@ -1,6 +1,7 @@
-"""A small state for applications without tables of their own: JSON values by key, in Postgres.
+"""State for applications without tables of their own: JSON values by key, in Postgres.
 
-Keys belong to a shard. Only its owner changes them, and a single statement writes the changes as the transaction ends.
+Keys belong to a shard, and only the shard's owner changes them. A single statement writes all changed values at the end
+of a transaction.
 """
 
 from collections.abc import Iterable
@@ -36,24 +37,24 @@ DELETE FROM {table} WHERE consumer = %s AND topic = %s AND partition = %s AND ke
 
 
 def create_key_values(dsn: str, table: str = "consumers") -> None:
-    """Create the table of values, `<table>_state`, unless it is there."""
+    """Create the table of values, `<table>_state`, unless it exists."""
     with connect(dsn) as connection, translated(), connection.transaction():
         connection.execute(LOCK_DDL)
         connection.execute(_named(_CREATE, table))
 
 
 class KeyValues:
-    """Values that a transaction reads and changes: each key is read once, and changes are written at the end."""
+    """Values that a transaction reads and changes. Each key is read once, and changes are written at the end."""
 
     def __init__(self, connection: "Connection[Any]", shard: ShardId, table: str) -> None:
-        """`connection` is the transaction's own, for tables beside."""
+        """`connection` is the connection of the transaction; through it the user may change other tables too."""
         self.connection = connection
         self._shard, self._table = shard, table
         self._values: dict[str, Any] = {}
         self._changed: set[str] = set()
 
     def load(self, keys: Iterable[str]) -> None:
-        """Read keys ahead, in a single statement."""
+        """Read the values of several keys in a single statement, for later calls of `get`."""
         wanted = [key for key in keys if key not in self._values]
         if not wanted:
             return
@@ -61,13 +62,13 @@ class KeyValues:
         self._values |= {key: found.get(key) for key in wanted}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value as this transaction sees it. Change a value with `put`."""
+        """Return the value of a key as this transaction sees it. To change a value, call `put`."""
         self.load((key,))
         value = self._values[key]
         return default if value is None else value
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value that JSON can hold; None deletes the key."""
+        """Set the value of a key. JSON must be able to hold the value; None deletes the key."""
         self._values[key] = value
         self._changed.add(key)
 
@@ -93,18 +94,18 @@ class KeyValueStore(PostgresStore):
         self._values: KeyValues | None = None
 
     def begin(self) -> KeyValues:
-        """Begin a transaction, and return the values of its keys."""
+        """Begin a transaction, and return the `KeyValues` for it."""
         self._values = KeyValues(super().begin(), self.shard, self._state_table)
         return self._values
 
     def flush(self) -> None:
-        """Write the values that were changed. Raises StateRefused for a value that JSON or Postgres cannot hold."""
+        """Write the changed values. Raises StateRefused for a value that JSON or Postgres cannot hold."""
         if self._values is not None:
             with translated(), refusing():
                 self._values.write()
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Write the values that were changed, and commit them with the checkpoint; False if the shard was fenced."""
+        """Write the changed values, and commit them with the checkpoint. Return False if the owner was fenced."""
         self.flush()
         return super().commit(checkpoint)
 

@@ -1,4 +1,4 @@
-"""Limits of a shard: duration of its transactions, messages that it holds, and attempts."""
+"""Limits of a shard: how long its transactions last, how many messages it holds, how often it tries a message."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ class ShardLimits:
     """Limits of each shard of a consumer."""
 
     max_txn_duration_seconds: float = 1.0
-    """A transaction ends after this time, although more is ready."""
+    """A transaction ends after this time, even if more messages are ready."""
     min_txn_duration_seconds: float = 0.0
-    """A transaction does not end before this time, although nothing is ready."""
+    """A transaction does not end before this time, even if no message is ready."""
     ring: int = 8_192
-    """Pending messages that are held; the rest is read again."""
+    """Most pending messages that are held in memory; further messages are read again from the log."""
     ring_bytes: int = RING_BYTES
-    """Bytes of the values of pending messages that are held; the rest is read again."""
+    """Most bytes of the values of pending messages in memory; further messages are read again from the log."""
     prune_after_seconds: float = 86_400.0
-    """A producer is forgotten if its last message is older than the newest message by this time."""
+    """A producer is forgotten if its last message is older than the log's newest message by more than this time."""
     max_attempts: int = 5
-    """Failures of a message until it is parked; the pauses between grow from 0.05 to 5 s."""
+    """Failures of a message before it is parked. The pauses between attempts grow from 0.05 to 5 s."""

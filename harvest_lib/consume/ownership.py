@@ -1,9 +1,9 @@
-"""A partition that a process owns: a thread that runs its shard, and begins again after each end.
+"""A partition that a process owns: a thread runs the partition's shard, and begins it again after each end.
 
 Promises
-- The end of a shard is logged, whatever ended it: an error of any kind (SystemExit, asyncio's CancelledError, a panic
-  in an extension too). The shard begins again from its checkpoint, with growing pauses, until the partition is revoked.
-- While it only fails, `stuck_since` is the start of the failures.
+- The end of a shard is logged, whatever error ended it, including SystemExit, asyncio's CancelledError and a panic in
+  an extension. The shard begins again from its checkpoint, with growing pauses, until the partition is revoked.
+- While each attempt fails, `stuck_since` is the time of the first failure.
 """
 
 import logging
@@ -22,11 +22,12 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _LONGEST_TURN_SECONDS = 900.0
-"""Limit of a turn, whatever it has kept. Five calls for a message, of two minutes each, fail in less."""
+"""Limit of a turn, whatever the shard has committed. It is longer than five failed calls for a message, of two minutes
+each."""
 
 
 class ShardCounts(NamedTuple):
-    """Messages that were taken in, transactions that were kept, and messages that were parked."""
+    """Numbers of processed messages, of committed transactions, and of parked messages."""
 
     messages: int = 0
     transactions: int = 0
@@ -38,9 +39,9 @@ class ShardCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedShard:
-    """A partition that is owned. `offset`: the end of its last transaction that was kept, -1 before the first.
-    `position`: the first offset for a next owner, below 0 if it was not read yet. `stuck_since`: the time, in boot
-    seconds, since which it has had a transaction open, or has only failed; None if neither."""
+    """State of an owned partition. `offset`: the offset after its last committed transaction, -1 before the first.
+    `position`: the first offset that a next owner needs, below 0 before anything was read. `stuck_since`: since when,
+    in boot seconds, a transaction has been open, or every attempt has failed; None if neither is the case."""
 
     topic: str
     partition: int
@@ -50,7 +51,7 @@ class OwnedShard:
 
 
 class Owner(Protocol):
-    """The consumer, as an ownership needs it. Called by any thread."""
+    """The functions of the consumer that an ownership calls, from any thread."""
 
     session_seconds: float
 
@@ -59,7 +60,7 @@ class Owner(Protocol):
         ...
 
     def shard_ended(self, ownership: "Ownership", *, for_good: bool = False) -> None:
-        """Keep the counts of the shard that an ownership has had."""
+        """Add the counts of an ownership's ended shard to the totals. `for_good`: no other shard follows."""
         ...
 
     def no_room(self, ownership: "Ownership", error: BaseException) -> bool:
@@ -72,7 +73,8 @@ class Owner(Protocol):
 
 
 class Ownership:
-    """An owned partition. `begin`, `stop` and `await_end` are for a single thread; the rest for any thread."""
+    """An owned partition. A single thread calls `begin`, `stop` and `await_end`; any thread may call the other
+    methods."""
 
     def __init__(self, owner: Owner, shard: ShardId) -> None:
         self.shard: Shard | None = None
@@ -83,19 +85,19 @@ class Ownership:
         self._has_ended = False
         self._turn = threading.Event()
         self.begin_at = self.began_at = 0.0
-        """Time at which the shard is to begin, and at which it last did, in boot seconds."""
+        """Times, in boot seconds, at which the shard may begin next, and at which it began last."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
         self._position = -1
 
     @property
     def is_at_work(self) -> bool:
-        """Return True if its thread works."""
+        """Return True if the shard's thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def opened_at(self) -> float | None:
-        """Return the time, in boot seconds, at which its shard got its session; None if it has none."""
+        """Return the time, in boot seconds, at which the running shard's store was open; None if it is not."""
         shard = self.shard
         return shard.opened_at if shard is not None and self.is_at_work else None
 
@@ -107,7 +109,7 @@ class Ownership:
 
     @property
     def seen(self) -> OwnedShard:
-        """Return its present state."""
+        """Return the present state of the partition."""
         shard, failing_since = self.shard, self._failing_since
         began = shard.stuck_since if shard is not None else None
         goes_on = shard is not None and _goes_on(shard)
@@ -120,20 +122,20 @@ class Ownership:
         )
 
     def let_go(self) -> None:
-        """Drop the present shard, and keep its place."""
+        """Drop the present shard, and remember its position."""
         if self.shard is not None:
             self._position = self.shard.position
         self.shard = None
 
     @property
     def is_due(self) -> bool:
-        """Return True if the shard is to begin, and its previous thread has ended."""
+        """Return True if the shard may begin now, and its previous thread has ended."""
         return not self.is_at_work and not self._stopping.is_set() and boot_seconds() >= self.begin_at
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Return True if the shard has been at work for long enough, while other shards wait: since its first commit,
-        or since it had nothing to commit, and not while a message is tried again that may have to be parked."""
+        """Return True if the shard has worked for long enough to give way to a waiting shard. The time counts from its
+        first commit, or from when it had nothing to commit. It does not give way while a failed message is retried."""
         if not self.is_at_work or self._turn.is_set():
             return False
         now, shard = boot_seconds(), self.shard
@@ -144,11 +146,11 @@ class Ownership:
         return now - shard.going_since >= TURN_SECONDS
 
     def end_turn(self) -> None:
-        """End the shard; it waits for its next turn."""
+        """End the shard. It begins again in its next turn."""
         self._turn.set()
 
     def begin(self) -> None:
-        """Begin the shard, if it is due."""
+        """Start a thread that runs the shard, if the shard is due."""
         if not self.is_due:
             return
         self._turn, self.began_at = threading.Event(), boot_seconds()
@@ -159,12 +161,12 @@ class Ownership:
             _log.error("shard_failed", extra={"shard": self._name, "reason": str(error)})
 
     def stop(self) -> None:
-        """End the shard for good; returns at once."""
+        """End the shard for good, without waiting for its end."""
         self._stopping.set()
         self._turn.set()
 
     def await_end(self, seconds: float) -> None:
-        """Wait for the end of the shard, and log that it is left if it does not come in time."""
+        """Wait for the end of the shard. If its thread has not ended after `seconds`, log that and leave the thread."""
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
@@ -191,7 +193,7 @@ class Ownership:
                 self._owner.shard_ended(self)
 
     def _end(self) -> None:
-        """Note the end for good; safe to repeat."""
+        """Note that the shard has ended for good. Safe to repeat."""
         self._owner.shard_ended(self, for_good=True)
         if not self._has_ended:
             self._has_ended = True
@@ -205,12 +207,12 @@ class Ownership:
         self.shard.run(self._turn)
 
     def _ended_by(self, error: BaseException) -> None:
-        # All is decided before it is logged: a handler of the log may raise.
+        # The next begin is decided before the error is logged, as a log handler may raise.
         if self._owner.no_room(self, error):
-            return  # it waits for its turn, which is no failure, and keeps its place: `begin_at` is the same
+            return  # to wait for a turn is no failure; `begin_at` and so the shard's rank in the queue stay the same
         is_fenced = isinstance(error, Fenced)
         self._pause(self._owner.session_seconds if is_fenced else None)
-        # After a kept transaction a new connection may be enough.
+        # If the shard has committed before, a new connection may be enough.
         was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
         if is_fenced:
             # The other process likely owns it now: fence it in turn only if the group still assigns the shard here.
@@ -237,5 +239,5 @@ class Ownership:
 
 
 def _goes_on(shard: Shard) -> bool:
-    """Return True if a shard has kept something since it began, or had nothing to keep."""
+    """Return True if a shard has committed a transaction since it began, or had nothing to commit."""
     return shard.transactions > 0 or shard.caught_up

@@ -1,6 +1,6 @@
 """`Store` in Postgres: the user's own tables, and the shard's checkpoint beside them.
 
-An owner that is frozen in a transaction holds its locks; Postgres ends that transaction after IDLE_SECONDS.
+An owner that is frozen in a transaction keeps the locks of that transaction. Postgres ends it after IDLE_SECONDS.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.sequencing.batch import Message
 
 IDLE_SECONDS = 120
-"""Longest silence of a transaction towards Postgres: a function that is called for a message may take no longer."""
+"""Longest time without a statement in a transaction. A call of the user's function for a message may take no longer."""
 
 _TELL_WAITS = """
 SELECT set_config('lock_timeout', (statement.setting::bigint / 2)::text, false)
@@ -29,7 +29,8 @@ FROM pg_settings AS statement, pg_settings AS lock
 WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND lock.name = 'lock_timeout'
   AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
 """
-"""For a role with a `statement_timeout`: a wait for a lock ends before it, and differs from a slow statement."""
+"""For a role with a `statement_timeout`: a wait for a lock ends before that timeout, with an error of its own, and so
+can be told from a slow statement."""
 _SESSION = """
 SELECT current_user::text, array_agg(name || '=' || setting ORDER BY name) FROM pg_settings WHERE source = 'session'
 """
@@ -73,7 +74,8 @@ UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
 WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
   AND pg_catalog.set_config('synchronous_commit', 'on', true) = 'on'
 """
-"""Durable whatever a function has set: messages that it published are acknowledged after it."""
+"""Durable even if a user's function has changed `synchronous_commit`: after the commit, published messages are
+acknowledged."""
 _PARK = """
 INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (consumer, topic, partition, "offset") DO UPDATE
@@ -81,11 +83,11 @@ SET key = excluded.key, value = excluded.value, headers = excluded.headers, reas
     parked_at = excluded.parked_at
 """
 _OF_THE_STATE = ("22", "23", "44", "54", "P0")
-"""Classes of SQLSTATE for errors of the user's state: data, integrity, a view's check, limits, a trigger."""
+"""Classes of SQLSTATE for errors of the user's data: data, integrity, a view's check, limits, a trigger."""
 
 
 def create_tables(dsn: str, table: str = "consumers") -> None:
-    """Create the table of checkpoints, and `<table>_parked` for parked messages, unless they are there."""
+    """Create the table of checkpoints, and `<table>_parked` for parked messages, unless they exist."""
     with connect(dsn) as connection, translated(), connection.transaction():
         connection.execute(LOCK_DDL)
         for statement in _CREATE:
@@ -93,7 +95,7 @@ def create_tables(dsn: str, table: str = "consumers") -> None:
 
 
 class _Lent(psycopg.Connection[Any]):
-    """A connection in the hands of functions that neither end its transaction nor close it, also not by `with`."""
+    """A connection for the user's functions, which cannot end its transaction or close it, not even by `with`."""
 
     def commit(self) -> None:
         raise _not_theirs("commit")
@@ -113,14 +115,14 @@ def _not_theirs(name: str) -> psycopg.ProgrammingError:
 
 
 class PostgresStore:
-    """`Store` in Postgres: the user's own tables, through the connection that `begin` returns.
+    """`Store` in Postgres: the user's functions change tables through the connection that `begin` returns.
 
-    The transaction of that connection is open. It refuses `commit`, `rollback` and `close`. No COMMIT or ROLLBACK is to
-    be sent through it.
+    That connection has an open transaction, and refuses `commit`, `rollback` and `close`. Do not send COMMIT or
+    ROLLBACK through it.
     """
 
     def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
-        """`table` is the table of `create_tables`, with its schema before a dot if it has a schema."""
+        """`table` is the table that `create_tables` made: `name` or `schema.name`."""
         self.shard = shard
         self._dsn = dsn
         self._table = table
@@ -155,7 +157,8 @@ class PostgresStore:
             self._session = self.connection.execute(_SESSION).fetchone()
 
     def _placed(self) -> tuple[str, str]:
-        """Return schema and name of the table of checkpoints: a function may set another `search_path`."""
+        """Return the schema and name of the table of checkpoints. The schema is needed, as a user's function may set
+        another `search_path`."""
         parts = name_parts(self._table)
         name = sql.Identifier(*parts).as_string(None)
         row = self.connection.execute(_SCHEMA, (name,)).fetchone()
@@ -190,7 +193,7 @@ class PostgresStore:
         return passes(error) or (not self.is_open and follows_what_passes(error))
 
     def flush(self) -> None:
-        """Do nothing: statements of the user's change the tables at once."""
+        """Do nothing: the user's statements change the tables at once."""
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         with translated():
@@ -209,8 +212,9 @@ class PostgresStore:
             self.connection.execute(self._statements[_PARK], values)
 
     def rollback(self) -> None:
-        """Go on with a new connection if functions left the present connection amid a statement, or changed settings of
-        its session, which may affect later messages. The fence stays the same: it shows whether the shard is owned."""
+        """Roll the transaction back. Open a new connection if the user's functions left the present one in the middle
+        of a statement, or changed settings of its session, which may affect later messages. The fence stays the same,
+        and still shows whether this process owns the shard."""
         with suppress(psycopg.Error):
             self.connection.execute("ROLLBACK")
             if self.connection.execute(_SESSION).fetchone() == self._session:
@@ -228,7 +232,7 @@ class PostgresStore:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise StateRefused for an error of the user's state, and leave the store's own as they are."""
+    """Raise StateRefused in place of an error of the user's data. Errors of the store itself pass unchanged."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,8 +1,10 @@
 """Reads a partition from an offset on: all messages, or committed messages only.
 
-Promises: messages come by rising offset. Messages that retention removed before they were read are an error, never a
-silent gap; so is a log that lost its end since a position was kept, however long it has grown again. A transaction that
-is read again comes piece by piece, however long it is.
+Promises
+- Messages are returned in order of their offsets.
+- If retention removed messages before they were read, an error is raised. An error is also raised if the log lost its
+  end after a position was saved, even if the log has grown past that position since.
+- A transaction of any length is read again in batches, so it need not fit in memory.
 """
 
 from bisect import bisect_left
@@ -26,13 +28,14 @@ from harvest_lib.sequencing.sequencer import Replay, Sequencer
 
 _BATCH_MESSAGES, _BATCH_BYTES = 2_000, 16 * 2**20
 _FIRST_MESSAGES = 50
-"""Messages of the first batch, whose size is not known before."""
+"""Limit of the messages in the first batch, as the size of messages is unknown then."""
 QUEUED_KBYTES = 16_384
-"""Of messages that a client has fetched ahead; librdkafka's default is four times as much."""
+"""Limit, in kilobytes, of the messages that a client fetches ahead; librdkafka's default is four times as much."""
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
-"""The group if nothing more is ready; other groups that are empty mean only that a batch commits nothing."""
+"""The group of `read_committed` that means that no message is ready. Any other empty group means only that a batch
+committed nothing."""
 _HOW_TO_GO_ON = (
     "see which records Kafka lost (an unclean election of a leader, a restored volume), compare the state with the "
     "log, and stop the consumer; NAME is its name, and `consumers` the table of its `PostgresStore`. To continue "
@@ -45,7 +48,7 @@ _READY_SECONDS = 0.1
 """Longest wait for the next message before an empty batch is returned once more."""
 
 Isolation = Literal["read_committed", "read_uncommitted"]
-"""Kafka's own: messages of Kafka transactions come once committed, or before that, and even if aborted."""
+"""Kafka's own setting: read messages of Kafka transactions once committed, or also before and if aborted."""
 
 
 def read_uncommitted(
@@ -60,14 +63,14 @@ def read_uncommitted(
     reached: Callable[[int], None] | None = None,
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Sequence[Message], None, None]:
-    """Return all messages of the log, in batches; a message's `record` is the client's.
+    """Yield all messages of the log from the offset `begin` to before `end` (or without end), in batches.
 
-    From the offset `begin` to before `end`, or for ever; an empty batch means that nothing is ready. `last` is the
-    record before `begin` that was read last, if that is known: the log must still have it. `reached` is called, after a
-    batch was taken, with the offset up to which it was read: some offsets have no message. If the end is known, silence
-    of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
-    CheckpointError where the log does not have `begin` any more, or not yet, or another record than `last`,
-    TopicMissing, KafkaUnavailable and KafkaAccessDenied.
+    A message's `record` is the Kafka client's. An empty batch means that no message is ready. `last` is the record that
+    was read last before `begin`, if known: the log must still have it. `reached` is called after each batch was
+    processed, with the offset up to which the log was read, as some offsets have no message. With `end`, half a minute
+    without a message is an error: a broker is down, or an open Kafka transaction hides the rest. Raises
+    CheckpointError if the log does not have the offset `begin` any more, or not yet, or has another record in place of
+    `last`; also TopicMissing, KafkaUnavailable and KafkaAccessDenied.
     """
     lost = BrokersLost(observer if callable(observer := settings.get("error_cb")) else None)
     with _client({**settings, "error_cb": lost}, topic, isolation, provider) as client:
@@ -91,12 +94,12 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return committed messages from the sequencer's position on; each group has all messages of an acknowledgement.
+    """Yield committed messages from the sequencer's position on. Each group has all messages of an acknowledgement.
 
-    Take each to its end before the next: if a group is left earlier, or fails, the sequencer is of no more use, and
-    the request for the next group raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and
-    another empty group after a batch that commits nothing, so that the caller can do something else. Raises as
-    `read_uncommitted`.
+    Iterate over each group to its end before the next group. If iteration stops earlier or fails, the sequencer cannot
+    be used any more, and the request for the next group raises RuntimeError. NOTHING_READY means that no message is
+    ready now; another empty group follows a batch that commits nothing, so that the caller gets control. Raises the
+    errors of `read_uncommitted`.
     """
 
     is_whole, client = True, None
@@ -171,7 +174,8 @@ def _read(
     last: LastRead | None = None,
     lost: BrokersLost | None = None,
 ) -> Iterator[Sequence[Message]]:
-    """Once brokers answer again after all were lost, check whether the log still has the record that was read last."""
+    """Yield batches from `place` on. When brokers answer again after all connections were lost, first check that the
+    log still has the record that was read last."""
     try:
         while True:
             client.assign([place])
@@ -197,17 +201,17 @@ def _read(
 
 
 def _require(consumer: Any, place: TopicPartition) -> None:
-    """Raise KafkaException if there is no such partition, which the client would find out after half a minute."""
+    """Raise KafkaException if the partition does not exist. The client itself would notice only after half a minute."""
     found = consumer.list_topics(place.topic, _ANSWER_SECONDS).topics[place.topic]
     if found.error is not None or place.partition not in found.partitions:
         raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))
 
 
 def _require_same(client: Any, settings: Mapping[str, object], place: TopicPartition, last: LastRead) -> None:
-    """Raise CheckpointError if the log has another record in place of `last`: then its offsets mean other records."""
+    """Raise CheckpointError if the log has another record at the offset of `last`: then offsets mean other records."""
     first, end = log_range(client, place.topic, place.partition, timeout_seconds=_ANSWER_SECONDS)
     if not first <= last.offset < end:
-        return  # retention has removed it, or the log lacks the place itself, which a read reports
+        return  # retention has removed the record, or the log ends before it, which a read reports
     for evidence in replaced(client, settings, {(place.topic, place.partition): last}).values():
         row = f"topic = '{place.topic}' AND partition = {place.partition}"
         raise CheckpointError(
@@ -225,7 +229,8 @@ def _batches(
     reached: Callable[[int], None] | None,
     lost: BrokersLost | None,
 ) -> Iterator[Batch]:
-    """Yield batches until the end, or until something comes after all brokers were lost; `place` is moved on."""
+    """Yield batches up to `end`. If a message comes after all brokers were lost, return early: `place` then has the
+    offset of the next message to read."""
     position, deadline, is_idle = place.offset, Deadline(_SILENCE_SECONDS), True
     waits, most = OpenTransactionWatch(consumer), min(_FIRST_MESSAGES, _BATCH_MESSAGES)
     while end is None or position < end:
@@ -265,7 +270,7 @@ def _batches(
 
 
 def _offsets_of(records: Sequence[Any]) -> list[int] | range:
-    """Return offsets that rise."""
+    """Return the rising offsets of records, as a range if there is no gap."""
     if records:
         first, after = records[0].offset(), records[-1].offset() + 1
         if after - first == len(records):  # no gap, which only transactions of Kafka and compaction leave
@@ -284,7 +289,8 @@ def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
 
 
 def _id_of(headers: Any) -> bytes | None:
-    """Return the first id among some headers: an unreadable id if it is no bytes, None without an id."""
+    """Return the first message id among some headers: empty bytes, which no reader accepts, if its value is not bytes;
+    None without an id."""
     for name, value in headers or ():
         if name == HEADER_NAME:
             return value if isinstance(value, bytes) else b""

@@ -1,12 +1,12 @@
-"""The recovery log of a shard: a partition in Kafka with every page of a database that its owner keeps on its machine.
+"""The recovery log of a shard: a partition in Kafka with every page of the database that the shard's owner has locally.
 
-Keys of records are `author` (the last owner), `head` (the shard, the number of pages of the database, a digest of
-all pages in the log) and the numbers of pages, whose images are the values. A transaction of the database is one of
-Kafka's, its head comes last. The topic is compacted: it holds each page about once, so the time to play it back
-depends on the size of the database, not on its age.
+The key of a record is `author` (the value names the last owner), `head` (the value has the shard, the number of pages
+of the database, and a digest of all pages in the log) or the number of a page (the value is the image of the page). A
+transaction of the database is a transaction of Kafka; its head is its last record. The topic is compacted and holds
+each page about once, so the time to play it back depends on the size of the database, not on its age.
 
-Promise: playing back gives all that was committed, or an error. The digest reveals a page that is missing or changed,
-by retention or by hand. A topic that was recreated is a new log.
+Promise: playing back returns all committed pages, or raises an error. The digest reveals a page that retention or a
+person has removed or changed. A topic that was recreated is a new log.
 """
 
 import json
@@ -42,7 +42,7 @@ _DIGESTS = 1 << 8 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """The partition of a shard's log: the partition of the topic `log` with the number of the shard's partition."""
+    """The partition of a shard's log: in the topic `log`, the partition with the number of the shard's partition."""
 
     log: str
     shard: ShardId
@@ -56,7 +56,8 @@ class LogPlace:
 
 
 class PagesDigest:
-    """Digest of numbered pages, in any order: the sum of the pages' own, which are kept, in 130 bytes a page."""
+    """Digest of a set of numbered pages: the sum of the digests of the pages. The digest of each page is in memory, at
+    130 bytes per page, so that a page can be replaced."""
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
@@ -66,7 +67,7 @@ class PagesDigest:
         return f"{self._sum:x}"
 
     def note(self, page: int, image: bytes | None) -> None:
-        """Note that a page has another image, or is gone."""
+        """Note that a page has a new image, or was removed (None)."""
         self._sum -= self._own.pop(page, 0)
         if image is not None:
             own = blake2b(image, digest_size=_DIGEST_BYTES, salt=page.to_bytes(4, "big")).digest()
@@ -76,16 +77,17 @@ class PagesDigest:
 
 
 def create_recovery_log(settings: Mapping[str, object], topic: str, *, partitions: int) -> None:
-    """Create the topic of a consumer's recovery logs, with a partition for each that it reads, or find that it exists.
+    """Create the topic of a consumer's recovery logs, unless it exists. `partitions` is at least the number of
+    partitions of each topic that the consumer reads.
 
-    Raises TopicMissing when it may not be created.
+    Raises TopicMissing if the topic may not be created.
     """
     create_topic(settings, topic, partitions=partitions, config=_CONFIG)
 
 
 def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
-    """Return the log's first offset. Raises TopicMissing, TopicTooSmall, KafkaUnavailable or KafkaAccessDenied, and
-    CheckpointError if more than compaction may remove from it."""
+    """Return the log's first offset. Raises TopicMissing, TopicTooSmall, KafkaUnavailable, KafkaAccessDenied, and
+    CheckpointError if something other than compaction, such as retention, may remove records of the topic."""
     partitions = topic_partitions(settings).get(place.log, 0)
     needed = place.partition + 1
     if not partitions:
@@ -121,10 +123,10 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
 def play_back(
     settings: Mapping[str, object], place: LogPlace, *, begin: int, end: int, database: BinaryIO
 ) -> tuple[int, PagesDigest]:
-    """Write the pages that are committed between two offsets to an empty file.
+    """Write the committed pages between the offsets `begin` and `end` to an empty file.
 
-    Return the number of pages of the database, 0 if none was ever recorded, and their digest. Raises CheckpointError if
-    this is not all that the shard has recorded, and as `read_uncommitted`.
+    Return the number of pages of the database, 0 if no page was ever recorded, and the pages' digest. Raises
+    CheckpointError if pages that the shard has recorded are missing, and the errors of `read_uncommitted`.
     """
     digest, page_size = PagesDigest(), 0
     head: dict[str, Any] | None = None

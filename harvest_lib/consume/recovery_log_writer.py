@@ -1,14 +1,15 @@
 """Records the changes of a local database in its shard's recovery log, until another writer takes over.
 
     take over ─► (the log is played back) ─► record ─► record ─► …
-    fences the writer                        False: another has begun since, nothing more counts
+    fences the writer                        False: another writer has begun since, this one commits nothing more
     before it
 
 Promises
-- Once a new writer has begun, no older writer commits anything, wherever it was frozen: the transactional id is the
-  shard's, and Kafka fences it. So the pages played back then are final.
-- A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again shows it.
-- No transaction stays open, whatever is raised amid it.
+- Once a new writer has begun, no older writer commits anything, wherever it was frozen: all writers of a shard have the
+  same transactional id, and Kafka fences the older writer. So the pages that the new writer plays back are final.
+- The outcome of a transaction is never guessed. If it is unknown, the producer is discarded, and taking over again
+  shows the outcome.
+- No transaction stays open, whatever error is raised in it.
 """
 
 import json
@@ -34,7 +35,7 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 
 
 class RecoveryLogWriter:
-    """Writes for a shard, on a single thread."""
+    """Writer of a shard's recovery log. A single thread uses it."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class RecoveryLogWriter:
         timeout_seconds: float = 30.0,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`timeout_seconds` limits the time of Kafka for each step."""
+        """`timeout_seconds` limits the wait for Kafka in each step."""
         self._settings, self._place = settings, place
         self._timeout_seconds = timeout_seconds
         self._provider = provider
@@ -52,10 +53,10 @@ class RecoveryLogWriter:
         self._page_count, self._digest = 0, PagesDigest()
 
     def take_over(self, database: BinaryIO) -> int:
-        """Fence off the previous writer, and write the committed pages to an empty file.
+        """Fence the previous writer, and write the committed pages to the empty file `database`.
 
-        Return the number of its pages, 0 if nothing was ever recorded. Raises as `first_offset` and `play_back`, and
-        CheckpointError if another writer takes over meanwhile.
+        Return the number of pages of the database, 0 if nothing was ever recorded. Raises the errors of `first_offset`
+        and `play_back`, and CheckpointError if another writer takes over during this call.
         """
         self.close()
         begin = first_offset(self._settings, self._place)
@@ -66,22 +67,22 @@ class RecoveryLogWriter:
         except KafkaException as error:
             self.close()
             raise translate(error.args[0], settings=self._settings) from error
-        # All that was committed before is in front of the hand-off, also where Kafka is late to mark it as committed.
+        # All earlier commits are in front of the hand-off record, even if Kafka is late to mark them as committed.
         end = self._hand_off() + 1
         self._page_count, self._digest = play_back(self._settings, self._place, begin=begin, end=end, database=database)
         return self._page_count
 
     def record(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> bool:
-        """Commit the pages that changed, of a database of `page_count` pages; False if this writer was fenced off, by
-        the next owner or by Kafka, which aborts a transaction that does not end.
+        """Commit the changed pages (number and image) of a database that now has `page_count` pages. Return False if
+        this writer was fenced, by the next owner or by Kafka, which aborts a transaction that lasts too long.
 
-        Raises KafkaUnavailable or KafkaAccessDenied where the outcome is not known, and errors of `pages`. After
-        either, or False, only `take_over` is of use.
+        Raises KafkaUnavailable or KafkaAccessDenied if the outcome is unknown, and errors of the iterable `pages`.
+        After an error or False, call only `take_over`.
         """
         return self._transact(self._records(pages, page_count))
 
     def superseded(self) -> CheckpointError:
-        """Return the error for a shard that was taken over before it was restored."""
+        """Return the error for a shard that another owner took over before this process had restored it."""
         return CheckpointError(
             f"{self._place} was taken over by another owner meanwhile",
             evidence="Kafka has fenced this process's producer",
@@ -89,13 +90,13 @@ class RecoveryLogWriter:
         )
 
     def close(self) -> None:
-        """Close the producer; uncommitted pages are forgotten. Safe to repeat."""
+        """Close the producer, and drop uncommitted pages. Safe to repeat."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
         with suppress(KafkaException, SystemError):
             producer.purge()
-        # Closing aborts an open transaction, for as long as that takes; the next owner aborts it in any case.
+        # To close the producer aborts an open transaction, however long that takes. The next owner aborts it anyway.
         closing = threads.start("recorder-close", lambda: _close(producer))
         closing.join(_LET_GO_SECONDS)
 
@@ -113,7 +114,7 @@ class RecoveryLogWriter:
         }
 
     def _hand_off(self) -> int:
-        """Write that this process is the author now, and return the offset of that record."""
+        """Write a record that names this process as the author, and return the offset of that record."""
         offsets: list[int] = []
 
         def on_delivery(error: KafkaError | None, message: Any) -> None:
@@ -168,8 +169,8 @@ class RecoveryLogWriter:
                 return
 
     def _why(self, error: KafkaException | SystemError) -> KafkaError:
-        """Return the error of a failed transaction. A fenced producer refuses calls like a producer with any other
-        fatal error, and may lose its error among callbacks; aborting returns it."""
+        """Return the error of a failed transaction, after aborting it. A fenced producer refuses calls like a producer
+        with any other fatal error, and callbacks may hide its error; the attempt to abort returns the real error."""
         cause = error if isinstance(error, KafkaException) else error.__cause__
         try:
             if not _is_fenced(cause):

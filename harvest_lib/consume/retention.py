@@ -1,12 +1,12 @@
-"""Distance of a reader of topics from losing records that it has not read: Kafka removes old records, read or not.
+"""Watches how soon a reader of topics may lose records that it has not read: Kafka removes old records, read or not.
 
 Promises
-- Kafka is queried only on demand, once a minute at most, on a thread that ends with the answer: no caller waits
-  for it.
-- Unknown numbers are not reported: none while Kafka does not answer, no time where `retention.ms` may not be read.
-- A time is the earliest: Kafka removes whole segments, and none that is being written.
+- Kafka is queried only on demand, at most once a minute, on a thread that ends with the answer. No caller waits for the
+  answer.
+- Unknown numbers are not reported: no number while Kafka does not answer, no time if `retention.ms` may not be read.
+- A reported time is the earliest possible: Kafka removes only whole segments, and not the segment being written.
 
-For retention by size (`retention.bytes`) there is no time. The number to watch then is `retained`, and its decrease.
+For retention by size (`retention.bytes`) no time is known. Watch instead whether `retained` decreases.
 """
 
 import time
@@ -27,15 +27,16 @@ from harvest_lib.telemetry.rare_answer import RareAnswer
 
 _ANSWER_SECONDS = 5.0
 _MOST_READ = 100
-"""The next record's age is read for this number of partitions: the partitions with the fewest records before it."""
+"""Limit of the partitions for which the next record's age is read: the partitions with the fewest records before that
+record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
-    """One partition that is read: offsets that are there and not read yet, offsets from its start to the next that is
-    read, and its start. `retention_seconds`: None where the topic keeps all, or does not report it. `expires_at`: when
-    Kafka may remove the record that is read next, or if all is read a record that is written now, in Unix seconds; None
-    if all was removed before it was read, or it is not known."""
+    """Retention of one partition that is read. `unread`: number of offsets in the log that are not read yet.
+    `retained`: number of offsets from the log's start to the next read. `start`: first offset of the log.
+    `retention_seconds`: None if the topic keeps all records, or if it is unknown. `expires_at`: when, in Unix seconds,
+    Kafka may remove the record that is read next, or if all is read, a record that is written now; None if unknown."""
 
     topic: str
     partition: int
@@ -47,7 +48,8 @@ class Retained:
 
 
 class RetentionWatch:
-    """Of a reader with some settings. `positions` returns the next offset to be read of each partition."""
+    """Retention of the partitions of a reader. `settings` are librdkafka's; `positions` returns the next offset to read
+    of each partition."""
 
     def __init__(self, settings: Mapping[str, object], positions: Callable[[], Mapping[Place, int]]) -> None:
         self._answer: RareAnswer[Sequence[Retained]] = RareAnswer(
@@ -55,12 +57,14 @@ class RetentionWatch:
         )
 
     def seen(self) -> Sequence[Retained]:
-        """Return the last answer; query again if it is older than a minute. For any thread."""
+        """Return the last answer, and start a new query if that answer is older than a minute. Any thread may call
+        it."""
         return self._answer.seen()
 
 
 def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Sequence[Retained]:
-    """Query Kafka for partitions whose next read is at these offsets. Raises KafkaException, or TimeoutError."""
+    """Query Kafka for the retention of partitions. `positions` has the next offset to read of each. Raises
+    KafkaException or TimeoutError."""
     if not positions:
         return []
     with AdminClient(client_settings(settings)) as admin:
@@ -90,7 +94,8 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
 
 
 def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
-    """Yield the metrics of the partitions that are closest to a loss; unread records of the rest are summed up."""
+    """Yield the metrics of the partitions that are closest to a loss. For all other partitions, yield only the sum of
+    their unread records."""
     closest = sorted(seen, key=lambda each: (not each.unread, each.retained))
     labelled = [((each.topic, str(each.partition)), each) for each in closest[:MOST_SERIES]]
     unread: dict[Labels, float] = {label: float(each.unread) for label, each in labelled}
@@ -110,13 +115,15 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
 
 
 def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) -> Mapping[Place, int]:
-    """Return an offset of each partition; a partition that is gone, or not visible to this user, is left out."""
+    """Return an offset of each partition, as `spec` says. Missing partitions, and partitions that this user may not
+    see, are left out."""
     found = list_offsets(admin, places, spec, timeout_seconds=_ANSWER_SECONDS)
     return {place: offset for place, offset in found.items() if isinstance(offset, int)}
 
 
 def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, float | None]:
-    """Return the retention of each topic in seconds, None where it keeps records permanently, or does not report it."""
+    """Return the retention of each topic in seconds; None if a topic keeps records permanently, or if the retention is
+    unknown."""
     found: dict[str, float | None] = dict.fromkeys(topics)
     for topic, settings in topic_settings(admin, topics, timeout_seconds=_ANSWER_SECONDS).items():
         milliseconds = int(settings.get("retention.ms", "-1"))
@@ -126,8 +133,8 @@ def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, flo
 
 
 def _timestamps(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Mapping[Place, float]:
-    """Return the timestamp of the record to be read next of each partition, in Unix seconds, as far as it is found in
-    time and Kafka knows it."""
+    """Return the timestamp, in Unix seconds, of the next record to read of each partition. Partitions are left out if
+    the record is not found in time or has no timestamp."""
     if not positions:
         return {}
     client: Any = Consumer(

@@ -1,8 +1,9 @@
-"""The room that a process has for shards: open files, and connections that the database gives it.
+"""The room that a process has for shards: its limit of open files, and the connections that the database grants.
 
-Each shard has a Kafka client and a connection. If there is no room for all shards, some wait, and take turns with the
-shards at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step. A connection that was
-held, and is then refused, is tried again soon: Postgres ends the previous session a moment after its client.
+Each shard has a Kafka client and a database connection. If there is no room for all shards, some wait, and take turns
+with the running shards: each runs for TURN_SECONDS. The wait is logged once, with the cause and the next step. If the
+database refuses a connection that a shard had before, the shard soon tries again: Postgres ends the previous session a
+moment after its client.
 """
 
 import logging
@@ -17,39 +18,41 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
-"""Files of a shard: 14 were counted with a single broker. If more are counted, more are assumed."""
+"""Least number of files assumed for a shard (14 were counted with one broker), and files kept free for other uses. If
+more files per shard are counted, more are assumed."""
 _FILES_UNMEASURED = 128
-"""Assumed until the files of a shard are counted: each broker takes two."""
+"""Number of files assumed for a shard until its files are counted: each broker needs two."""
 _OPENING_SECONDS = 3.0
-"""Time until a shard that began has opened all its files."""
+"""Time after its begin in which a shard has opened all its files."""
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
-"""Pause before twice as many connections are tried; it doubles after each failure."""
+"""First and longest pause before twice as many connections are tried. The pause doubles after each failure."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
 class ShardRoom:
-    """Admits shards. Used by a single thread, except `refused`."""
+    """Decides whether a further shard may begin. A single thread uses it; any thread may call `refused`."""
 
     def __init__(self) -> None:
         self._files_before = open_files.used()
         self._files_each = _FILES_UNMEASURED
         self._began: list[float] = []
-        self._most: int | None = None  # shards for which there are connections, as far as known
+        self._most: int | None = None  # number of shards that get connections; None while no limit is known
         self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
         self._held = 0  # the most shards that had a session at once, while other shards waited
-        self._is_trying = False  # trying more shards than there were connections
-        self._is_regaining = False  # trying to get back the connections that were held before
+        self._is_trying = False  # True while more shards are tried than the database has granted connections
+        self._is_regaining = False  # True while connections are tried that the shards had before
         self._evidence = ""
         self._lacks_files_since: float | None = None
         self._logged: set[str] = set()
 
     def begin(self) -> None:
-        """Raise the limit of files, and count the files that are open before any shard begins."""
+        """Raise the process's limit of open files, and count the files that are open before any shard begins."""
         open_files.raise_limit()
         self._files_before = open_files.used()
 
     def admits(self, at_work: int) -> bool:
-        """Return True if there is room for another shard, beside `at_work` shards; count it as begun."""
+        """Return True if there is room for another shard beside `at_work` running shards, and count the shard as
+        begun."""
         now = boot_seconds()
         self._began = [began for began in self._began if now - began < _OPENING_SECONDS]
         if self._most is not None and at_work >= self._most and now < self._again_at:
@@ -74,10 +77,10 @@ class ShardRoom:
         self._again_at = now + self._again_seconds
 
     def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
-        """Return True if an error means that the database gives no further connection, while `others` are at work.
+        """Return True if an error means that the database grants no further connection, while `others` shards run.
 
-        `holding` of them have a session. `has_opened`: another shard got a session since this shard requested its own.
-        The server, whose messages may be in any language, was then neither starting nor shutting down.
+        `holding` of the other shards have a session. `has_opened`: another shard got a session since this shard
+        requested its own, so the server, whose messages may be in any language, was neither starting nor shutting down.
         """
         if not isinstance(error, DatabaseUnavailable) or not others:
             return False
@@ -96,7 +99,8 @@ class ShardRoom:
         return is_full
 
     def log_waiting(self, waiting: int, at_work: int, holding: int) -> None:
-        """Log that shards wait, once for each cause; begin anew once no shard waits and all at work have a session."""
+        """Log that shards wait, once for each cause. Once no shard waits and all running shards have a session, forget
+        all limits."""
         if not waiting:
             self._lacks_files_since = None
             if at_work == holding:
@@ -113,7 +117,7 @@ class ShardRoom:
         used, limit = open_files.used(), open_files.limit()
         if by_database:
             self._lacks_files_since = None
-        elif used + self._files_each + _RESERVED_FILES <= limit:  # the rest is kept free for shards that begin
+        elif used + self._files_each + _RESERVED_FILES <= limit:  # other free files are for shards that begin
             self._lacks_files_since = self._lacks_files_since or boot_seconds()
             if boot_seconds() - self._lacks_files_since < 2 * _OPENING_SECONDS:
                 return

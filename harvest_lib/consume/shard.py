@@ -1,15 +1,15 @@
-"""A shard of a consumer: a partition that is read, state that follows from it, and messages that follow from both.
+"""A shard of a consumer: it reads a partition, updates its state, and publishes further messages.
 
     restore (fence) ─► intents again ─► consume, … ─► flush ─► commit: state, offset, producers, intents
                                           ▲                       │
                                           └── next transaction ◄──┴─► acknowledge, while that already runs
 
 Promises, whatever crashes, freezes or fails over
-- Each message changes the kept state once, in a single kept transaction.
-- A published message is read once by readers of committed messages: it is pending until the transaction is kept, and is
+- Each message changes the committed state once, in a single committed transaction.
+- Readers of committed messages see a published message once: it is pending until the transaction is committed, and is
   acknowledged only then.
 - All messages of an acknowledgement are in the same transaction.
-- A message that the user's function refuses is parked with its reason after some attempts, and only that message.
+- A message that the user's function refuses is parked with the reason after some attempts. No other message is parked.
 """
 
 import logging
@@ -44,20 +44,22 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _CAUGHT_UP_POLLS = 50
-"""Number of polls of 0.1 s in a row without a message, after which none waits: the first may be too early."""
+"""After this number of polls of 0.1 s in a row without a message, the shard counts as caught up. A single poll may be
+too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
-"""If messages took longer, the time is checked before each message; else the stride doubles, up to 64 messages."""
+"""If the messages between two checks of the time took longer than 0.1 s, the time is checked before each message. Else
+the stride from check to check doubles, up to 64 messages."""
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
-"""Returns committed messages from the position of a sequencer on, an empty group where nothing is ready."""
+"""Returns groups of committed messages from the position of a sequencer on; an empty group if no message is ready."""
 
 
 class Fenced(Exception):
-    """Another process owns the shard now; nothing of the last transaction was kept."""
+    """Another process owns the shard now. The last transaction was rolled back."""
 
 
 class Shard:
-    """Used by a single thread. Any thread may read its counts."""
+    """A shard of a consumer. A single thread uses it; any thread may read its counts."""
 
     def __init__(
         self,
@@ -70,19 +72,21 @@ class Shard:
         publisher: Callable[[], Publisher],
         limits: ShardLimits,
     ) -> None:
-        """`publisher` makes a publisher with a new producer id; it is called once there is something to publish."""
+        """`publisher` makes a publisher with a new producer id. It is called when there is a first message to
+        publish."""
         self.committed = self.transactions = self.parked = 0
-        """Messages that were taken in, transactions that were kept, and messages that were parked."""
+        """Numbers of processed messages, of committed transactions, and of parked messages."""
         self.offset = -1
-        """End of the last transaction that was kept, -1 before the first."""
+        """The offset after the last committed transaction, -1 before the first."""
         self.opened_at: float | None = None
-        """Time at which its store was open, in boot seconds; None before."""
+        """Time, in boot seconds, at which the store was open; None before."""
         self.stuck_since: float | None = None
-        """Begin of the first transaction since the last commit, in boot seconds; None without a transaction."""
+        """Start, in boot seconds, of the first transaction since the last commit; None without a transaction."""
         self.caught_up = False
-        """True once the shard has read all messages that were there."""
+        """True once the shard has reached the end of its partition."""
         self.going_since: float | None = None
-        """Time of its first commit, catching up, or passing error, in boot seconds; None before."""
+        """Time, in boot seconds, at which the shard first committed, caught up, or met an error that passes by itself;
+        None before."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -100,8 +104,9 @@ class Shard:
 
     @property
     def position(self) -> int:
-        """Return the first offset that a next owner would read and that still matters: of messages not committed, or
-        pending and not given up by now; below 0 before anything was read. May be read by any thread."""
+        """Return the first offset that a next owner still needs: of the first message that is not committed, or of an
+        earlier pending message of a producer that is not forgotten yet. It is below 0 before anything was read. Any
+        thread may call it."""
         checkpoint = self._checkpoint
         given_up = clock_at(time.time_ns()) - int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
         pending = (each.begin for each in checkpoint.producers if each.begin >= 0 and each.newest >= given_up)
@@ -109,13 +114,15 @@ class Shard:
 
     @property
     def is_between_attempts(self) -> bool:
-        """Return True if a message has failed that is neither kept nor parked yet; a next shard would count again."""
+        """Return True if a failed message is neither committed nor parked yet. A new shard would count its failures
+        from 0."""
         return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:
-        """Own the shard until a stop is requested; messages taken in by then are kept.
+        """Own the shard until a stop is requested; then commit the open transaction.
 
-        Raises Fenced when another owner has begun, and errors of the store and of Kafka: begin again with a new shard.
+        Raises Fenced if another owner has begun, and errors of the store and of Kafka. After any error, make a new
+        shard.
         """
         try:
             self._checkpoint = self._store.restore()
@@ -129,7 +136,7 @@ class Shard:
                     self._process(stopping)
                 except FunctionFailed as refused:
                     self._end_span("refused")
-                    self._store.rollback()  # raises, if it is the store that failed, and not the function
+                    self._store.rollback()  # raises if the store failed, not the function
                     stopping.wait(self._note(refused))
                 except Fenced:
                     self._end_span("fenced")
@@ -169,7 +176,7 @@ class Shard:
                 elif sequencer.offset > self._checkpoint.offset and (
                     stopping.is_set() or boot_seconds() - quiet_since >= _QUIET_SECONDS
                 ):
-                    # Messages passed over commit nothing, and retention may remove them before a commit.
+                    # Only messages without effect were read: save the offset, or retention may overtake it.
                     self._store.begin()
                     self._keep(sequencer)
                     quiet_since = boot_seconds()
@@ -181,7 +188,7 @@ class Shard:
         self.going_since = self.going_since or boot_seconds()
 
     def _take(self, group: Iterable[Message]) -> None:
-        """Take in the messages of an acknowledgement."""
+        """Pass the messages of an acknowledgement to the user's functions, in the open transaction or a new one."""
         if self._dispatch.takes_at_once(group):
             self._open = self._open or self._begin()
             self._dispatch.take_at_once(self._open, group)
@@ -239,7 +246,7 @@ class Shard:
         self._acknowledge(checkpoint)
 
     def _touch_if_due(self) -> int:
-        """Touch the store, if that is due. Return the number of messages until the next check."""
+        """Touch the store if a touch is due. Return the number of messages until the next call."""
         now = boot_seconds()
         self._stride = 1 if now - self._checked_at > _SLOW_SECONDS else min(2 * self._stride, _LONGEST_STRIDE)
         self._checked_at = now
@@ -250,19 +257,20 @@ class Shard:
 
     def _prune(self, sequencer: Sequencer) -> None:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
-        # By the log's time: by the present time a backlog would be forgotten as it is read. Never by a future time.
+        # Age counts by the log's time: by the present time, producers of a backlog would be forgotten as it is read.
+        # A future time in the log does not count.
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
     # -- failures
 
     def _end_span(self, error: str) -> None:
-        """End the span of a transaction that was not kept, if it has not ended."""
+        """End the span of a transaction that was not committed, unless the span has ended."""
         if self._open is not None:
             self._open.end_span(error)
 
     def _note(self, refused: FunctionFailed) -> float:
-        """Count a failure, and return the seconds to wait."""
+        """Count and log a failure. Return the seconds to wait before the next attempt."""
         if refused.offset is None and not refused.is_anyones and not isinstance(refused, TrialPassed):
             self._goes()
         attempts, pause = self._attempts.failed(refused)
@@ -298,7 +306,7 @@ class Shard:
             self._publisher.flush()
 
     def _forget_pending(self) -> None:
-        """Close the publisher: messages pending under its id are never acknowledged."""
+        """Close the publisher. Messages that are pending under its producer id are never acknowledged."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None

@@ -1,13 +1,13 @@
-"""The store of a shard that is kept where its owner runs: a SQLite database, whose pages are recorded to Kafka.
+"""`Store` on the machine of a shard's owner: a SQLite database, with all changed pages recorded in Kafka.
 
     restore ─► begin ─► (the user changes tables) ─► commit in SQLite ─► its pages in one Kafka transaction ─► begin …
     fences, plays back                                                   False: another owner has restored it since
 
 Promises
-- Only the recovery log counts. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
-  while it is used, so it cannot be mistaken for the state, and a process that is killed leaves no file behind.
-- Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
-- A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.
+- Only the recovery log is authoritative. The file is a cache: `restore` rebuilds it from the log. It has no name while
+  it is used, so it cannot be mistaken for the state, and a process that is killed leaves no file behind.
+- Once a new owner has restored a checkpoint, no older owner commits anything, however late it thaws.
+- If it is unknown whether Kafka committed a transaction, no further transaction begins before the store is restored.
 """
 
 import json
@@ -37,7 +37,7 @@ _SETTINGS = (
     "synchronous = OFF",  # after a crash of the machine the file is gone anyway
 )
 _AUTO_VACUUM = "PRAGMA auto_vacuum = FULL"
-"""Of a new database: freed pages leave the log too. In a restored database it would be a change."""
+"""For a new database, so that freed pages leave the log too. In a restored database it would be a change."""
 _CREATE = (
     """
 CREATE TABLE consumers (
@@ -69,13 +69,14 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""No user's statement has this text: statements are cached by text, and not authorized again."""
+"""The comment makes this text unlike any user's statement: SQLite statements are cached by text, and a cached statement
+is not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
 
 class _Lent(sqlite3.Connection):
-    """A connection that the user's functions do not close."""
+    """A connection that the user's functions cannot close."""
 
     is_lent = False
 
@@ -86,10 +87,10 @@ class _Lent(sqlite3.Connection):
 
 
 class SqliteStore:
-    """`Store` in SQLite: the user's own tables, through the connection that `begin` returns.
+    """`Store` in SQLite: the user's functions change tables through the connection that `begin` returns.
 
-    That connection takes anything but the end of the transaction (and so no `commit`, `rollback` or `executescript`,
-    which commits), other databases and `close`: the error is "not authorized".
+    That connection refuses with "not authorized": the end of the transaction (so `commit`, `rollback`, and
+    `executescript`, which commits), other databases, and `close`.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class SqliteStore:
         log: str,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`directory` is made; `log` is a topic that `create_recovery_log` makes, of this consumer alone."""
+        """`directory` is created if it is missing. `log` is a topic of `create_recovery_log` that only this consumer
+        uses."""
         self._directory = directory
         self._shard = shard
         place = LogPlace(log=log, shard=shard)
@@ -147,13 +149,13 @@ class SqliteStore:
         return self._owned().in_transaction
 
     def touch(self) -> None:
-        """Do nothing: Kafka gets a transaction as it ends."""
+        """Do nothing: Kafka sees a transaction only when it ends."""
 
     def will_pass(self, error: BaseException) -> bool:
         return passes(error)
 
     def flush(self) -> None:
-        """Do nothing: statements of the user's change the database at once."""
+        """Do nothing: the user's statements change the database at once."""
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         connection = self._returned()
@@ -172,7 +174,7 @@ class SqliteStore:
         is_kept = False
         try:
             found = appended(self._wal, self._end)
-            # Nothing is, where the checkpoint is the same and was kept within this second.
+            # No page was appended if the checkpoint is the same and was last saved within this second.
             is_kept = found is None or self._recorder.record(self._images(found), found.page_count)
         finally:
             if not is_kept:
@@ -236,6 +238,7 @@ class SqliteStore:
 
 
 def _empty_wal(connection: sqlite3.Connection) -> None:
-    """Copy the write-ahead log into the file. Where a cursor of the user's is open, that is left to the next time."""
+    """Copy the write-ahead log into the database file. If the user has a cursor open, do nothing: the next commit
+    tries again."""
     with suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,8 +1,8 @@
 """Finds the pages of a SQLite database that a transaction changed, in the frames it appended to the write-ahead log.
 
-The format is published, https://www.sqlite.org/fileformat2.html#walformat: a header, then frames, each a small header
-and a page. The last frame of a transaction has the number of pages of the database after it; frames behind it were
-left over by a transaction that was rolled back.
+The format is published, https://www.sqlite.org/fileformat2.html#walformat: a header, then frames, each of a small
+header and a page. The last frame of a transaction has the number of pages that the database has after the transaction.
+Frames behind the last transaction were left over by a transaction that was rolled back.
 """
 
 import os
@@ -13,22 +13,24 @@ _HEADER = Struct(">8x I 4x 8s 8x")  # page size, salts
 _FRAME = Struct(">II 8s 8x")  # page, database's size in pages if this ends a transaction, salts
 
 End = tuple[int, bytes]
-"""End of a transaction: a position, and the salts of the file, which change when SQLite restarts it."""
+"""End of a transaction: an offset in the file, and the file's salts, which change when SQLite restarts the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Pages that a transaction appended: the place in the file of each page it changed, by number from 1 on."""
+    """Pages that a transaction appended. `positions` maps the number of each changed page, from 1 on, to the offset of
+    its image in the file."""
 
     page_size: int
     page_count: int
-    """Of the database, now."""
+    """Number of pages of the database after the transaction."""
     positions: dict[int, int]
     end: End
 
 
 def appended(descriptor: int, after: End | None) -> Appended | None:
-    """Return the pages of the next transaction after the end of another, or of the first; None if none has ended."""
+    """Return the pages of the transaction that follows the end `after`, or of the file's first transaction. Return None
+    if that transaction has not ended. `descriptor` is the open log file."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         return None

@@ -1,9 +1,9 @@
-"""Keeps the state of a shard together with its checkpoint, transaction by transaction.
+"""Protocol of a store: it saves the state of a shard together with the shard's checkpoint, in transactions.
 
     restore ─► begin ─► (the user changes state) ─► commit ─► begin …
-    places the fence                                False: another owner has placed a higher fence, nothing was kept
+    places the fence                                False: another owner has placed a higher fence, nothing was saved
 
-Promises of every store: once a new owner has restored a checkpoint, no older owner commits anything, whenever its
+Promise of every store: once a new owner has restored a checkpoint, no older owner commits anything, however late its
 commit arrives.
 """
 
@@ -15,70 +15,70 @@ from harvest_lib.sequencing.batch import Message
 
 
 class StateRefused(Exception):
-    """The store refuses a user's change, with the text of its error; nothing of the transaction was kept."""
+    """The store refuses a user's change. The text is the store's error. Nothing of the transaction was committed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(reason_of(error))
 
 
 class Store(Protocol):
-    """The store of a shard, used by a single thread."""
+    """The store of a shard. A single thread uses it."""
 
     def restore(self) -> Checkpoint:
-        """Fence off the previous owner of the shard, and return the checkpoint."""
+        """Fence the previous owner of the shard, and return the checkpoint."""
         ...
 
     def begin(self) -> Any:
-        """Begin a transaction, and return the object that the user changes state with."""
+        """Begin a transaction, and return the object by which the user changes the state."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """Return True if the transaction is open: it has not ended, and no statement of it has failed."""
+        """Return True if the transaction is open: it has not ended, and none of its statements has failed."""
         ...
 
     def touch(self) -> None:
-        """Keep the transaction alive: a store may end it without signs of life, as its owner may be frozen."""
+        """Show that the owner is alive: a store may end an idle transaction, as its owner may be frozen."""
         ...
 
     def will_pass(self, error: BaseException) -> bool:
-        """Return True if an exception, of any kind, of a user's function passes by itself, and is no message's."""
+        """Return True if an exception from a user's function, of any type, passes by itself, so that no message is to
+        blame."""
         ...
 
     def flush(self) -> None:
-        """Write the changes that were not written at once. Raises StateRefused."""
+        """Write changes that the store has only buffered. Raises StateRefused."""
         ...
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Keep the changes, and the checkpoint with them; False if the owner was fenced off, and nothing was kept.
-
-        Raises StateRefused.
+        """Commit the changes together with the checkpoint. Return False if the owner was fenced: then nothing is
+        committed. Raises StateRefused.
         """
         ...
 
     def park(self, message: Message, reason: str) -> None:
-        """Park a message that the user's function does not take, in the present transaction. It replaces a parked
-        message of the same offset, from before the topic was recreated."""
+        """Park a message that the user's function refuses, in the open transaction. Replace a parked message of the
+        same offset: it is from before the topic was recreated."""
         ...
 
     def rollback(self) -> None:
-        """Forget the changes; raises if the store itself has failed."""
+        """Roll the transaction back. Raises an error if the store itself has failed."""
         ...
 
     def close(self) -> None:
-        """Close connections; uncommitted changes are forgotten."""
+        """Close the connections, without committing changes."""
         ...
 
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
-    """Return the headers of a parked message for JSON: their bytes in hexadecimal; no headers if the client cannot read
-    them."""
+    """Return the headers of a parked message for JSON, as names and values; bytes are in hexadecimal. Return no headers
+    if the client cannot read them."""
     headers = headers_of(record) or ()
     return [[storable(name), value if value is None else bytes(value).hex()] for name, value in headers]
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the text of an exception of a user's function, as every store takes it."""
+    """Return the type and the text of an exception of a user's function, in a form that every store can save."""
     try:
         text = str(error)
     except BaseException as failed:  # noqa: BLE001 - the user's, of any kind
@@ -87,7 +87,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Return text with NUL and half surrogate pairs escaped: no database and no terminal takes them."""
+    """Return text with NUL characters and lone surrogates escaped: no database and no terminal accepts them."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 

@@ -1,4 +1,4 @@
-"""The numbers and the health of a consumer, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
+"""Metrics and health of a consumer, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class ConsumerTelemetry:
-    """Metrics and health of a consumer. Waits for no server; Kafka is queried beside, once a minute, for retention."""
+    """Metrics and health of a consumer. No method waits for a server: another thread queries Kafka for retention, once
+    a minute."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -50,13 +51,14 @@ class ConsumerTelemetry:
         yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}
 
     def _label(self, topic: str) -> str:
-        """Return the label of a topic: a pattern may subscribe to any number of them."""
+        """Return the label of a topic. Topics beyond a limit share a label, since a pattern may match any number of
+        topics."""
         if len(self._named) < MOST_SERIES:
             self._named.add(topic)
         return topic if topic in self._named else OTHER
 
     def live(self) -> Verdict:
-        """Return a healthy verdict if it polls the group, whatever the servers do."""
+        """Return a healthy verdict if the consumer polls its group, whatever the servers do."""
         turned_at = self._consumer.turned_at
         if turned_at is None:
             return Verdict(is_healthy=False, reason="it does not run")
@@ -74,8 +76,8 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict unless an owned partition has failed, or been in the same transaction, for
-        longer."""
+        """Return a healthy verdict unless an owned partition has committed nothing for `within_seconds`, though it had
+        a transaction open or was failing."""
         now = boot_seconds()
         for each in self._consumer.owned():
             if each.stuck_since is not None and now - each.stuck_since >= within_seconds:

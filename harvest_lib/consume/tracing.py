@@ -1,8 +1,8 @@
 """The span of a consumer's transaction, where the process has a tracer provider.
 
-The span goes from the first message to the commit, has links to the recorded spans that wrote the messages, and is the
-current span while the user's functions run. If a tracer, a sampler or a span processor raises, only the span is lost,
-both before the commit and after it.
+The span lasts from the first message to the commit, and is the current span while the user's functions run. It has
+links to those recorded spans that wrote the messages. If a tracer, a sampler or a span processor raises, before the
+commit or after it, only the span is lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _MOST_MESSAGES = 1_000
-"""Maximum of messages of a transaction with headers that are read."""
+"""Headers are read for at most this many messages of a transaction."""
 
 
 class TransactionSpan:
-    """A span from its construction to `end`, on a single thread."""
+    """A span that lasts from the construction of this object to `end`. Both are called on the same thread."""
 
     def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
-        """Begin the span; raises the tracer's errors. Later errors go to `harmless`."""
+        """Begin the span. Raises the tracer's errors; later errors go to `harmless`."""
         from opentelemetry import context, trace  # noqa: PLC0415 - installed wherever a tracer is
 
         attributes = {
@@ -39,7 +39,8 @@ class TransactionSpan:
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 
     def take(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, and link the span to their writers: now, or as a single-pass iterable is read."""
+        """Return the same messages, and link the span to their writers: at once, or for a single-pass iterable as the
+        caller reads it."""
         if not isinstance(messages, (tuple, Batch)):
             return self._read(messages)
         for message in messages[: self._left] if self._span.room else ():
@@ -63,7 +64,7 @@ class TransactionSpan:
                     break
 
     def end(self, messages: int, error: str = "") -> None:
-        """End the span after `messages` messages: without an error, or with the name of an error."""
+        """End the span. `messages` is the transaction's number of messages, `error` the name of its error, if any."""
         from opentelemetry import context  # noqa: PLC0415 - as above
 
         with self._harmless:

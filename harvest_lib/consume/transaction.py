@@ -1,4 +1,4 @@
-"""The user's side of a consumer: the functions that take messages in, and the transaction that they get."""
+"""The user's side of a consumer: the functions that process messages, and the transaction that they get."""
 
 import inspect
 from collections.abc import Callable, Generator
@@ -12,49 +12,50 @@ from harvest_lib.sequencing.batch import Batch, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """A consumer transaction: all of it is kept, or nothing."""
+    """A transaction of a consumer: all of its changes and messages take effect, or none."""
 
     shard: ShardId
     state: Any
-    """Object to change state with: the store's, a connection to Postgres or a `KeyValues`."""
+    """The store's object by which the user changes state, such as a connection to Postgres or a `KeyValues`."""
     publish: Callable[..., None]
-    """Takes arguments of `Publisher.publish_uncommitted`: topic, value, and a `key`, a `partition`, `headers`."""
+    """Publishes a message. Arguments as in `Publisher.publish_uncommitted`: topic, value, `key`, `partition`,
+    `headers`."""
     memory: dict[Any, Any] = field(default_factory=dict)
-    """The user's own, forgotten with the transaction: sums, until `finalize_txn` writes them."""
+    """A dictionary for the user, empty in each new transaction, such as for sums that `finalize_txn` writes."""
 
 
 class Application(Protocol):
-    """The user's functions. Shards call them on threads of their own, and again for a message whose transaction was not
-    kept. An exception rolls the transaction back; a message that fails again and again is parked."""
+    """The user's functions. Each shard calls them on its own thread. A message is passed again if its transaction was
+    not committed. An exception rolls the transaction back; a message that fails too often is parked."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Take in a message, `message.record` being the Kafka client's: change state, publish further messages."""
+        """Process a message: change state, publish further messages. `message.record` is the Kafka client's record."""
         ...
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Do the remaining work before the transaction is kept."""
+        """Do the remaining work before the transaction is committed."""
         ...
 
 
 @runtime_checkable
 class GroupApplication(Application, Protocol):
-    """An application that also takes in many messages per call, which costs less if it does little with each message.
+    """An application that also processes many messages per call, which is cheaper if there is little work per message.
 
-    `consume_message` is called all the same: for single messages, for messages that are read again from the log, and
-    after each failure, to find the message to blame.
+    `consume_message` is still called for single messages, for messages that are read again from the log, and after each
+    failure, to find the message to blame.
     """
 
     def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
-        """Take in the messages of an acknowledgement, in their order: at most as many as the ring holds.
+        """Process the messages of an acknowledgement, in order, at most as many as `ShardLimits.ring`.
 
-        `messages.records` are the Kafka client's alone.
+        `messages.records` are the Kafka client's records.
         """
         ...
 
 
 def require_functions(application: Application) -> None:
-    """Raise ConfigError if a function of an application is not there, does not take its two arguments, or does its work
-    only after it has returned."""
+    """Raise ConfigError if a function of an application is missing, does not take its arguments, or is async or a
+    generator, so that its work would be done only after it has returned."""
     for name in ("consume_message", "finalize_txn", "consume_messages"):
         function = getattr(application, name, None)
         if function is None and name == "consume_messages":
@@ -76,7 +77,7 @@ def require_functions(application: Application) -> None:
 
 
 def require_done(returned: object) -> None:
-    """Raise TypeError if a function returned unfinished work instead of its result: it would never be done."""
+    """Raise TypeError if a function returned a coroutine, an awaitable or a generator: its work would never be done."""
     if inspect.isawaitable(returned) or isinstance(returned, Generator) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()

@@ -1,8 +1,8 @@
 """Delivery in batches, at least once, in order per partition, through an idempotent producer.
 
 Promises
-- A batch is committed when every in-sync replica has all of it. Records of a failed batch may have arrived: after a
-  failure a run of records may repeat, without a gap in it.
+- A batch is committed when every in-sync replica has all of its records. Records of a failed batch may have arrived. So
+  after a failure readers may see a run of records twice, but without a gap in it.
 - The promises of `BatchProducer` hold.
 """
 
@@ -45,7 +45,8 @@ class AtLeastOnce:
 
 
 def expiry_settings(expiry_seconds: float | None) -> dict[str, object]:
-    """Return the settings by which a leader that was frozen finds its queue expired, or leaves no gap."""
+    """Return the producer settings for a leader that was frozen: its queued records expire after `expiry_seconds`;
+    without such a limit, a lost record stops the producer, so that no gap is left."""
     if expiry_seconds is not None:
         return {"message.timeout.ms": int(expiry_seconds * 1000)}
     return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}

@@ -1,7 +1,7 @@
-"""Client of librdkafka for a delivery in batches, by C where that was built: its settings and their promises.
+"""Client of librdkafka for a delivery in batches: its settings and their guarantees, and its native sender.
 
-A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
-goharvest does, but does not scatter the empty key.
+All records of a key go to one partition. `partitioner=consistent` hashes keys as librdkafka's own default does, and
+therefore as goharvest does, but it does not scatter records with the empty key.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ from harvest_lib.native import NativeSender, make_with_sender
 class ProducerKind:
     """Properties of the producer of a delivery.
 
-    `settings` are the delivery's own. `native_settings` come in addition where each record's report is received
-    natively. `wire_seconds`: limit of the wait for records on the wire when the client is discarded. `fences`: an error
-    of a fence ends the leader. `arrived`: called with the topic and partition of each record in Kafka, where they are
-    reported. `close`: closes a client whose queue is empty, its reports ignored, where that may take long.
+    `settings` are the delivery's own settings of librdkafka. `native_settings` are added if C code receives each
+    record's report. `wire_seconds`: longest wait for records on the wire when the client is discarded. `fences`: a
+    fencing error ends the leader. `arrived`: called for each report that a record is in Kafka, with the record's topic
+    and partition. `close`: closes a client with an empty queue, and ignores its reports, where closing may take long.
     """
 
     settings: Mapping[str, object]
@@ -36,7 +36,8 @@ class ProducerKind:
 
 
 def is_own(provider: KafkaProducerProvider) -> bool:
-    """Return True if clients are the user's: Python hands each record over to them, with the callback of its report."""
+    """Return True if the user provides the clients: then Python hands over each record with a callback for its
+    report."""
     return provider is not Producer
 
 
@@ -46,7 +47,7 @@ def make_client(
     largest_batch: int,
     report: Callable[[KafkaError | None, Any], None],
 ) -> tuple[KafkaProducer, NativeSender | None]:
-    """Return a client, and its native side if available. `largest_batch`: most bytes of a request that every topic
+    """Return a client, and its native sender if available. `largest_batch`: bytes of the largest batch that every topic
     takes. Raises ConfigError for a setting that librdkafka does not take."""
     user = {**DEFAULTS, **settings.kafka}
     own = {
@@ -54,7 +55,7 @@ def make_client(
         "allow.auto.create.topics": False,
         "enable.idempotence": True,
         "on_delivery": report,
-        # Only a report has the partition of a record; and a client of the user's gets all reports.
+        # Reports of delivered records are needed for their partitions. A user's own client gets all reports too.
         "delivery.report.only.error": kind.arrived is None and not is_own(settings.producer_provider),
         **ONE_AT_A_TIME,
         **kind.settings,

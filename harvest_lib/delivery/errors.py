@@ -1,4 +1,5 @@
-"""Common parts of all deliveries: librdkafka's default settings, which the user may override, and permanent errors."""
+"""Common parts of all deliveries: default settings of librdkafka, which the user may override, and classes of
+errors."""
 
 from collections.abc import Mapping
 
@@ -6,16 +7,16 @@ from confluent_kafka import KafkaError, KafkaException
 
 DEFAULTS = {
     "partitioner": "consistent",
-    "queue.buffering.max.messages": 1_000_000,  # the size of a batch is the limit that counts
-    "message.max.bytes": 100_000_000,  # the topic's limit counts; brokers read requests up to 105 MB
+    "queue.buffering.max.messages": 1_000_000,  # more than a batch has, so that only the batch size limits
+    "message.max.bytes": 100_000_000,  # so that only the topic's limit applies; brokers read requests up to 105 MB
 }
 
 _LARGEST_QUEUE_KBYTES = 1_048_576
-"""librdkafka's own `queue.buffering.max.kbytes`."""
+"""librdkafka's default of `queue.buffering.max.kbytes`."""
 
 
 def largest_message(settings: Mapping[str, object]) -> int:
-    """Return the largest record, in bytes, that a producer with `settings` takes."""
+    """Return the size in bytes of the largest record that a producer with `settings` takes."""
     merged = {**DEFAULTS, **settings}
     queue = int(str(merged.get("queue.buffering.max.kbytes", _LARGEST_QUEUE_KBYTES))) * 1024
     return min(int(str(merged["message.max.bytes"])), queue)
@@ -28,14 +29,14 @@ def compresses(settings: Mapping[str, object]) -> bool:
 
 
 ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
-"""For a delivery that does not check each record's report. With more requests on the wire librdkafka reports the first
-request as delivered as soon as the second is, though a broker that did not lead yet refused the first; Kafka takes a
-sequence number other than 0 from a producer that is new to a partition. See decision 0019."""
+"""For a delivery that does not check each record's report. With several requests on the wire, librdkafka reports the
+first as delivered as soon as the second is delivered, even if a broker that did not lead yet refused the first. For
+Kafka accepts a first sequence number other than 0 from a producer that is new to a partition. See decision 0019."""
 
 SEVERAL_AT_A_TIME = {"max.in.flight.requests.per.connection": 5}
-"""The most requests that keep their order, for a delivery that gets each record's report natively, and whose readers
-see nothing of a batch with an unconfirmed record. A request is for a single partition: with one at a time, a batch
-waits for as many answers as it has partitions."""
+"""The most requests that librdkafka keeps in order. For a delivery that receives each record's report natively, and
+whose readers see nothing of a batch with an unconfirmed record. A request is for a single partition: with one request
+at a time, a batch would wait for one answer after another, as many as it has partitions."""
 
 NEVER_TAKEN = frozenset(
     {
@@ -47,7 +48,7 @@ NEVER_TAKEN = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Refusals that the next attempt would repeat; other errors pass, or concern everything."""
+"""Refusals of a record that every further attempt would meet again. Other errors pass, or concern all records."""
 
 NO_TOPIC = frozenset(
     {
@@ -64,27 +65,27 @@ _TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})
 
 
 def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
-    """Return True if the error of a record is about its topic, and may pass. After harvest `gave_up` the wait, a purge
-    is such an error."""
+    """Return True if a record's error concerns its topic, and may pass. A purge is such an error if harvest `gave_up`
+    waiting for the record."""
     code = error.code()
     is_about_topic = code > 0 or code in _TIMED_OUT or (gave_up and code in PURGED)
     return is_about_topic and code not in NEVER_TAKEN and code not in NO_TOPIC
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return True if the producer never sends again."""
+    """Return True if the producer cannot send any more after this error."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
 _LOST = "returned NULL without setting an exception"
 
 RAISED = (KafkaException, SystemError, AttributeError)
-"""Exceptions of a client's call that serves callbacks: see `raised`."""
+"""Exceptions that a client's call may raise while it serves callbacks: see `raised`."""
 
 
 def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
-    """Return the Kafka error behind an exception of a client's call that serves callbacks. Raises the exception again
-    if it is not the client's.
+    """Return the Kafka error behind an exception that a client's call raised while it served callbacks. Raises the
+    exception again if it does not come from the client.
 
     The client raises a fatal error from within `poll` and `flush`, between the callbacks. Purging records on the wire
     leaves a gap, which is such an error. Python then raises one of:
@@ -118,7 +119,7 @@ FENCED = frozenset(
 
 
 def _is_missing(error: AttributeError) -> bool:
-    """Return True if the attribute is missing indeed."""
+    """Return True if the object really lacks the attribute."""
     return error.name is None or not hasattr(error.obj, error.name)
 
 

@@ -1,5 +1,5 @@
-"""Failures of a batch, from reports of its records and calls of its producer: the decisive error, whether a topic or a
-record is to blame, and the keys of records that are not in Kafka.
+"""Failures of a batch, collected from its records' delivery reports and its producer's calls: the decisive error,
+whether a topic or a record is to blame, and the keys of records that are not in Kafka.
 """
 
 from typing import Any
@@ -12,46 +12,48 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.native import UNCONFIRMED, NativeSender
 
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors that a changed topic may cause. librdkafka purges the records of a transaction without a reason."""
+"""Errors that a change of a topic may cause. A purge is such an error, as librdkafka purges a transaction's records
+without a reason."""
 
 
 class Failures:
-    """Failures of the present batch. With `fences`, an error of a fence ends the leader."""
+    """Failures of the present batch. With `fences`, a fencing error ends the leader."""
 
     def __init__(self, topics: Topics, *, fences: bool = False) -> None:
         self.first: KafkaError | None = None
-        """The decisive error: the first, unless a later error is more specific."""
+        """The decisive error: the first error, unless a later error is more specific."""
         self.failed_keys: set[bytes] | None = None
-        """Keys of the records that failed, where each is the only one of its key; None if some are unknown."""
+        """Keys of the failed records, for batches with one record of a key; None if some of the keys are unknown."""
         self._topics = topics
         self._fences = fences
         self._stopped = self._gave_up = False
-        self._is_named = self._is_of_row = False  # of a known topic or the delivery's own record; of a row
-        self._has_expired = False  # a record, while it waited or was on the wire
+        self._is_named = self._is_of_row = False  # error of a known topic or the delivery's own record; of a row
+        self._has_expired = False  # True if a record expired, in the queue or on the wire
 
     @property
     def any(self) -> bool:
-        """Return True if the batch cannot be committed: it failed, or was not handed over whole."""
+        """Return True if the batch cannot be committed: it failed, or was not handed over completely."""
         return self.first is not None or self._stopped
 
     @property
     def are_about_topics(self) -> bool:
-        """Return True if a topic may have changed."""
+        """Return True if a change of a topic may have caused the decisive error."""
         return self.first is not None and (self.first.code() in _ABOUT_TOPICS or is_fatal(self.first))
 
     def clear(self) -> None:
-        """Forget the failures of the last batch: its producer is gone."""
+        """Forget the failures of the last batch, whose producer is discarded."""
         self.first, self._stopped, self._gave_up = None, False, False
         self._is_named = self._is_of_row = False
 
     def stop(self, *, knows_keys: bool = False, gave_up: bool = False) -> None:
-        """Note that not all of the batch was handed over, or acknowledged in time (`gave_up`)."""
+        """Note that the batch was not handed over completely, or not acknowledged in time (`gave_up`). Unless the
+        caller `knows_keys` are complete, forget the keys of failed records."""
         self._stopped, self._gave_up = True, gave_up or self._gave_up
         if not knows_keys:
             self.failed_keys = None
 
     def take_expired(self) -> bool:
-        """Return True if a record has expired since the last call: it may have been on the wire."""
+        """Return True if a record has expired since the last call. Such a record may have been on the wire."""
         expired, self._has_expired = self._has_expired, False
         return expired
 
@@ -66,19 +68,20 @@ class Failures:
         return BatchFailed(reason=self.first.str(), refused=refused, unnamed=unnamed)
 
     def add(self, error: KafkaError) -> None:
-        """Note an error. After the first, errors report only that a record was purged, or came after it. A fenced
-        producer at first refuses records like any producer with a fatal error, and reports the fence a little later."""
+        """Note an error. The first error decides: later errors usually report only that a record was purged or came
+        after a failed record. Permanent refusals and fences do replace it. A fenced producer refuses records like any
+        producer with a fatal error, and reports the fence a little later."""
         replaces = error.code() in NEVER_TAKEN and (self.first is None or self.first.code() not in NEVER_TAKEN)
         if self.first is None or replaces or (self._fences and error.code() in FENCED):
             self.first = error
 
     def add_of_row(self, error: KafkaError) -> None:
-        """Note an error of a call that handed a record over."""
+        """Note an error of a call that handed over a record, whose key is unknown."""
         self._is_of_row, self.failed_keys = True, None
         self.add(error)
 
     def report(self, error: KafkaError | None, message: Any) -> None:
-        """Take the report of a record, as the client passes it."""
+        """Note the delivery report of a record, with the arguments of the client's callback."""
         if error is None:
             return
         if self.failed_keys is not None:
@@ -90,7 +93,8 @@ class Failures:
         self._add_report(message.topic() if message is not None else None, error)
 
     def report_own(self, what: str, error: KafkaError | None) -> None:
-        """As `report`, for a record of the delivery's own: no record of the batch is to blame."""
+        """Note the delivery report of a record of the delivery's own: no record of the batch is to blame for its
+        error."""
         if error is None:
             return
         self._is_named = True
@@ -99,8 +103,8 @@ class Failures:
         self.add(error)
 
     def report_native(self, sender: NativeSender) -> None:
-        """Take the reports of records that were handed over natively, and their keys. An unconfirmed record may or may
-        not be in Kafka."""
+        """Note the failures of records that were handed over natively, and the keys of these records. An unconfirmed
+        record may or may not be in Kafka."""
         failures = sender.take_failures()
         if failures and self.failed_keys is not None:
             keys = sender.take_failed_keys()

@@ -1,4 +1,4 @@
-"""The headers of a record in Kafka: its own, and the header of its origin."""
+"""The headers of a record in Kafka: the headers of its row, and the header of its origin that harvest adds."""
 
 from collections.abc import Callable, Sequence
 from uuid import UUID
@@ -10,16 +10,16 @@ HeaderMaker = Callable[[int, Sequence[str], Sequence[str | None]], Headers]
 
 
 def header_maker(leader_id: UUID | None) -> HeaderMaker:
-    """Return the function that makes the headers of a record from its id, names and contents; without a leader id,
-    only its own. It is called for every record.
+    """Return the function that makes the headers of a record from the record's id, header names and header contents.
+    Without a leader id it adds no header of harvest's. It is called for every record.
 
-    The function raises ValueError for names and contents of unequal number.
+    The function raises ValueError if the numbers of names and contents differ.
     """
     stamped = stamp(leader_id) if leader_id is not None else None
 
     def make(record_id: int, names: Sequence[str], contents: Sequence[str | None]) -> Headers:
         headers: Headers
-        if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
+        if len(names) == 1 == len(contents):  # the usual case; takes a third of the time
             headers = [(names[0], contents[0])]
         else:
             headers = list(zip(names, contents, strict=True))

@@ -8,7 +8,7 @@ from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_prod
 
 
 class MessageIds:
-    """Ids of the messages of a producer id of its own: each message gets the next."""
+    """The message ids under a new producer id: each message gets the next id."""
 
     def __init__(self) -> None:
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
@@ -18,11 +18,12 @@ class MessageIds:
         return pack(self._producer_id, self._clock.tick(), flag)
 
     def native(self, count: int) -> dict[str, int]:
-        """Return the arguments from which `NativeSender.send` makes `count` ids."""
+        """Reserve `count` ids; return the arguments from which `NativeSender.send` makes them."""
         return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
 
     def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
-        """Return a maker that puts an id before headers of the record's own that may have the same name."""
+        """Return a maker that puts the next id first among the headers, before headers of the row with the same
+        name."""
         producer, tick = self._producer_id, self._clock.tick
 
         def make(record_id: int, names: Sequence[str], contents: Sequence[str | None]) -> Headers:

@@ -1,4 +1,4 @@
-"""The partition of a key by librdkafka's partitioners, and the share of keys that move when partitions are added."""
+"""The partition of a key under librdkafka's partitioners, and the share of keys that move when partitions are added."""
 
 import math
 import zlib

@@ -1,12 +1,12 @@
-"""Producer of batches: a client of librdkafka, renewed after a failed batch, by C where that was built.
+"""Producer of batches: a client of librdkafka, which is replaced after a failed batch. C code feeds it if available.
 
 Promises
-- Records leave in the order in which they are handed over; the client's own retries neither repeat nor reorder
-  (`enable.idempotence`, `acks=all`). Settings on which that rests cannot be overridden (see `harvest_lib.config`).
-- Where `expiry_seconds` is set, a record that has not left within that time never leaves. It is shorter than the
-  session timeout, so a process that was frozen until another was elected finds its queue expired when it thaws.
-  librdkafka checks that before it sends, on its own threads, so Python need not run first.
-- A record's timestamp is then taken before the check that it may still be sent. So a topic that refuses old timestamps
+- Records leave in the order in which they are handed over. The client's own retries neither repeat nor reorder records
+  (`enable.idempotence`, `acks=all`). The user cannot override the settings behind this (see `harvest_lib.config`).
+- If `expiry_seconds` is set, a record that has not left within that time never leaves. `expiry_seconds` is shorter than
+  the session timeout, so a process that was frozen until another was elected finds its queue expired when it thaws.
+  librdkafka checks the expiry before it sends, on its own threads, so Python need not run first.
+- A record's timestamp is taken before the check that the record may be sent. So a topic that refuses old timestamps
   (`message.timestamp.before.max.ms`) refuses records that a frozen leader had already handed to a socket buffer, which
   nothing on this side can take back: see docs/operations.md, "Reject late records at the broker".
 """
@@ -39,7 +39,7 @@ _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
 _WHY_SECONDS = 0.5
 _ANSWER_SECONDS = 0.005
-"""A record that can expire is handed over within this time after the check that it may be sent, or checked again."""
+"""How long the check that records may be sent is valid, for records that can expire; then it is repeated."""
 
 
 class BatchProducer:
@@ -60,7 +60,7 @@ class BatchProducer:
         self._client: KafkaProducer | None = self._make_client()
 
     def begin(self, leader_id: UUID, ids: MessageIds | None = None) -> None:
-        """Get ready to send under a leader id, each record with the next of `ids`; a batch that was open is gone."""
+        """Prepare to send under a leader id, each record with the next of `ids`. An open batch is discarded."""
         headers_of = header_maker(leader_id if self._settings.record_header else None)
         self._headers_of = headers_of if ids is None else ids.with_headers(headers_of)
         self._stamp = prefix(leader_id) if self._settings.record_header else None
@@ -75,7 +75,7 @@ class BatchProducer:
         self._watched.clear()
 
     def hand_over(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over; see `Delivery`."""
+        """Hand rows over to the client; see `Delivery.send`."""
         client = self._ready()
         if self._topics.in_trouble:
             self._watched.update(row[TOPIC] for row in rows)
@@ -89,13 +89,13 @@ class BatchProducer:
     def send_own(
         self, record: Sequence[Any], report: Callable[[KafkaError | None, Any], None], may_send: Callable[[], bool]
     ) -> None:
-        """Hand over a record of the delivery's own: topic, value, key and partition. Records of the batch may have
-        filled the queue."""
+        """Hand over a record of the delivery's own: topic, value, key and partition. Wait while records of the batch
+        fill the client's queue."""
         produce = functools.partial(self._ready().produce, *record, on_delivery=report)
         self.attempt(lambda _: self._when_there_is_room(produce, may_send))
 
     def attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
-        """Call the client for something other than rows."""
+        """Call the client, other than to hand over rows. Return BatchCommitted, or the failure of the batch so far."""
         try:
             call(self._ready())
         except KafkaException as error:
@@ -109,8 +109,8 @@ class BatchProducer:
     def flush(
         self, may_send: Callable[[], bool], explain: Callable[[KafkaProducer], None] | None = None
     ) -> BatchOutcome:
-        """Wait until nothing is outstanding, in slices, so that the end of a term is noticed. `explain` finds the
-        reason of a failure without a reason."""
+        """Wait until no record is outstanding, and return the outcome. The wait is in slices, so that the end of a term
+        is noticed. `explain` may find the reason for a failure that was reported without a reason."""
         client, failures = self._ready(), self.failures
         deadline = Deadline(self._settings.delivery_timeout_seconds)
         self._serve(functools.partial(client.poll, _NOW))
@@ -119,7 +119,7 @@ class BatchProducer:
                 break
             if deadline.passed or not may_send():
                 failures.stop(knows_keys=True, gave_up=deadline.passed)
-        else:  # an unconfirmed record is outstanding until that is noted: poll after that
+        else:  # a record is outstanding until it is noted as unconfirmed: poll after that
             self._serve(functools.partial(client.poll, _NOW))
         self._await_reasons(deadline)
         if explain is not None:
@@ -131,21 +131,21 @@ class BatchProducer:
         return outcome
 
     def flush_for(self, seconds: float, is_waiting: Callable[[], bool]) -> None:
-        """Wait while `is_waiting`, unless the batch fails or the client is gone."""
+        """Wait while `is_waiting` returns True, for at most `seconds`; return early if the batch has failed."""
         deadline = Deadline(seconds)
         while is_waiting() and self.failures.first is None and self._client is not None and not deadline.passed:
             self._serve(functools.partial(self._client.flush, _SLICE_SECONDS))
 
     def take_places(self) -> list[tuple[str, int]]:
-        """Return the partitions of natively handed-over records that arrived since the last call."""
+        """Return the topics and partitions in which natively handed-over records arrived since the last call."""
         return self._sender.take_places() if self._sender is not None else []
 
     def discard(self) -> bool:
-        """Let nothing more leave, and ignore its reports; return True if records on the wire may still arrive."""
+        """Discard the client, so that no further record leaves. Return True if records on the wire may still arrive."""
         client, self._client = self._client, None
         may_arrive = False
         if client is not None:
-            # Only once the queue is empty: close() would send the rest.
+            # The queue is emptied first: close() would send the queued records.
             self._serve(functools.partial(client.purge, in_queue=True, in_flight=False, blocking=True))
             self._serve(functools.partial(client.flush, self._kind.wire_seconds))
             if may_arrive := len(client) > 0:
@@ -157,7 +157,7 @@ class BatchProducer:
                 self._kind.close(client, self._sender)
             else:
                 self._serve(functools.partial(close_with_sender, client, self._sender))
-        has_expired = self.failures.take_expired()  # it may have been on the wire
+        has_expired = self.failures.take_expired()  # the expired record may have been on the wire
         if self.failures.are_about_topics:
             self._topics.ask_again()
         return may_arrive or has_expired
@@ -165,7 +165,7 @@ class BatchProducer:
     # -- handing over
 
     def _hand_natively(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over natively."""
+        """Hand rows over natively; see `Delivery.send`."""
         deadline, refused = None, dict[int, str]()
         while rows and not refused:
             timestamp_ms, until = self._times()
@@ -178,7 +178,7 @@ class BatchProducer:
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break
-            elif code == MALFORMED or (code == LATE and not went):  # however slow the check is, a record goes
+            elif code == MALFORMED or (code == LATE and not went):  # send at least one row per check
                 refused, rows = self._produce([rows[0]], may_send), rows[1:]
             elif code and code != LATE:
                 return self._not_taken(rows[0][ID], error_of(code))
@@ -187,15 +187,15 @@ class BatchProducer:
         return refused
 
     def _times(self) -> tuple[int, float]:
-        """Return the timestamp in milliseconds of records that are handed over if they may be sent, and the boot
-        seconds until which that check holds, 0 for ever. To be taken before the check, see docs/operations.md,
-        "Reject late records"."""
+        """Return the timestamp, in milliseconds, for the next records, and the time, in boot seconds, until which the
+        check that they may be sent is valid (0: always). Call it before that check, see docs/operations.md, "Reject
+        late records"."""
         until = boot_seconds() + _ANSWER_SECONDS if self._settings.expiry_seconds is not None else 0.0
         return int(time.time() * 1000), until
 
     def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
-        # timestamp, headers), and there is no callback: reports of failures come to the client's own.
+        # This runs for every record. So arguments are positional (topic, value, key, partition, callback, its other
+        # name, timestamp, headers), and no callback is passed: the client's own callback gets the failures.
         produce = self._produce_watched if self._is_watched else self._ready().produce
         headers_of = self._headers_of
         clock, (timestamp, until) = boot_seconds, self._times()
@@ -223,21 +223,22 @@ class BatchProducer:
         return {}
 
     def _produce_watched(self, topic: str, value: Any, key: Any, partition: int, *rest: Any) -> None:
-        """Produce by a client of the user's, which gets the report of each record."""
+        """Produce through a user's own client, with a callback for the report of each record."""
         _, _, timestamp, headers = rest
         self._ready().produce(
             topic, value, key, partition, on_delivery=self._report, timestamp=timestamp, headers=headers
         )
 
     def _not_taken(self, record_id: int, error: KafkaError) -> dict[int, str]:
-        """Return a record if it is refused permanently; else the batch has failed."""
+        """Return the id and the reason of a record that the client refuses permanently. For any other error, note that
+        the batch has failed and return nothing."""
         if error.code() in NEVER_TAKEN:
             return {record_id: str(error.str())}
         self.failures.add_of_row(error)
         return {}
 
     def _when_there_is_room(self, produce: Callable[[], object], may_send: Callable[[], bool]) -> bool:
-        """Produce, once the client's queue has room; False if that is over."""
+        """Produce a record once the client's queue has room. Return False if the batch ends before that."""
         deadline = Deadline(self._settings.delivery_timeout_seconds)
         while True:
             try:
@@ -249,7 +250,7 @@ class BatchProducer:
                 return True
 
     def _wait_for_room(self, may_send: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait a little for records to leave the client's queue; False if that is over."""
+        """Wait a little for records to leave the client's queue. Return False if the batch ends here."""
         if not may_send() or deadline.passed or self.failures.first is not None:
             self.failures.stop()
             return False
@@ -264,7 +265,8 @@ class BatchProducer:
         return self.failures.outcome()
 
     def _await_reasons(self, deadline: Deadline) -> None:
-        """Wait for the reports behind a fatal error, which reports only that the order could not be kept."""
+        """After a fatal error, which states only that the order could not be kept, wait for the reports that explain
+        it."""
         while (failure := self.failures.first) is not None and is_fatal(failure) and not deadline.passed:
             if self._serve(functools.partial(self._ready().poll, _WHY_SECONDS)) == 0:
                 break
@@ -275,11 +277,12 @@ class BatchProducer:
             self._kind.arrived(message.topic(), message.partition())
 
     def _serve(self, call: Callable[[], int | None]) -> int:
-        """Serve callbacks by a call of the client's, which raises fatal errors instead of reporting them."""
+        """Make a call of the client that serves callbacks. The client raises fatal errors from such a call instead of
+        reporting them: note them."""
         try:
             return call() or 0
         except RAISED as error:
-            self.failures.add_of_row(raised(error))  # if it is of the delivery's own record, its report shows that
+            self.failures.add_of_row(raised(error))  # a report shows if it is the delivery's own record's
             return 0
         finally:
             if self._sender is not None:

@@ -1,16 +1,16 @@
-"""Protocol between a delivery to Kafka, batch by batch, and the loop that drives it; the outcomes of a batch.
+"""Protocol between the loop of a term and its delivery to Kafka, which sends batches; the outcomes of a batch.
 
     begin ──► send, send, … ──► commit ──┬─ BatchCommitted
-                                         ├─ BatchFailed: begin again, at the last position that was committed
+                                         ├─ BatchFailed: begin again, at the last committed position
                                          └─ BatchFenced: another leader has taken over, the term is over
 
-| class | records | their checkpoint |
+| class | records | checkpoint |
 | --- | --- | --- |
-| `AtLeastOnce` | pipelined | saved after the batch, in Postgres, five times a second; or the purge of the rows |
+| `AtLeastOnce` | pipelined | saved in Postgres after the batch, five times a second; or the purge of the rows |
 | `Transactional` | in a Kafka transaction | a record of the transaction; a mirror in Postgres |
-| `Sequenced` | pending until acknowledged | in Postgres with the acknowledgements, before they are sent |
+| `Sequenced` | pending until acknowledged | saved in Postgres with the acknowledgements, which are sent afterwards |
 
-Nothing is kept per record between `send` and `commit`: that makes batches fast.
+A delivery stores nothing per record between `send` and `commit`: that makes batches fast.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,8 +32,8 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """Some of the batch may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`: Kafka
-    did not name the topic."""
+    """The batch was not committed: some, none or all of its records may be in Kafka. `refused`: Kafka will never take
+    one of the records. `unnamed`: Kafka did not name the topic of the failure."""
 
     reason: str
     refused: bool = False
@@ -55,9 +55,10 @@ CHECKPOINT_REFUSED = BatchFailed(reason="the checkpoint was refused: another lea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
-    """`kafka` are the user's producer settings, secrets in clear. `expiry_seconds`: how long a record may be in the
-    producer's queue, for batches with at most one record of a key; None where an expired record would leave a gap.
-    `is_limited`: the records in flight are limited, so the delivery's own records are not in flight with them."""
+    """Settings of a delivery. `kafka` are the user's producer settings, with secrets in clear text. `expiry_seconds`:
+    how long a record may be in the producer's queue, for batches with at most one record of a key; None where an
+    expired record would leave a gap. `is_limited`: the number of records in flight is limited, so the delivery's own
+    records are not sent while rows are in flight."""
 
     kafka: Mapping[str, object] = field(repr=False)
     delivery_timeout_seconds: float
@@ -69,9 +70,9 @@ class BatchDeliverySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """Remains of an abandoned batch. `may_arrive`: records on the wire may still arrive, visible to
-    readers. `failed_keys`: the keys of the records that are not in Kafka, once none may arrive; None if they are not
-    known, or if the batch is in Kafka whole or not at all."""
+    """State of an abandoned batch. `may_arrive`: records on the wire may still arrive, visible to readers.
+    `failed_keys`: the keys of the records that are not in Kafka, if no record may arrive any more; None if these keys
+    are unknown, or if readers see all or nothing of a batch."""
 
     may_arrive: bool = False
     failed_keys: Collection[bytes] | None = None
@@ -81,21 +82,22 @@ class Delivery(Protocol):
     """Delivery of batches to Kafka, each with the checkpoint after it. Used by one thread, over any number of terms."""
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Prepare to send under this leader id; an open batch is gone. Fences no leader once `may_send` is False."""
+        """Prepare to send under this leader id; an open batch is discarded. No leader is fenced once `may_send` returns
+        False."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over, in order, up to the first row that the client itself refuses; return its id and the reason.
-        Stops when `may_send` is False; `commit` fails then."""
+        """Hand rows over, in order, up to the first row that the client itself refuses. Return that row's id with the
+        reason, else an empty dictionary. Stop when `may_send` returns False: then `commit` fails."""
         ...
 
     def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
-        """End the batch: wait until Kafka has all of it. Exactly once, the checkpoint is durable with it; at least
-        once, the loop saves the checkpoint afterwards."""
+        """End the batch: wait until Kafka has all of its records. A delivery exactly once makes the checkpoint durable
+        with the batch; with delivery at least once, the loop saves the checkpoint afterwards."""
         ...
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Wait until readers see all committed records. Called between batches, while no record waits to be sent."""
+        """Wait until readers can see all committed records. The loop calls it while no record waits to be sent."""
         ...
 
     def abandon(self) -> Abandoned:

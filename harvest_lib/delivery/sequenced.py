@@ -1,20 +1,20 @@
 """Delivery exactly once without Kafka transactions, by the design of Gazette: records are pending until acknowledged.
 
-    send (pending) ─► commit: all of it is in Kafka ─► checkpoint and acknowledgements are kept ─► acknowledge ─► send …
-                                                       (in Postgres, under the epoch)              (`settle` waits)
+    send (pending) ─► commit: batch is in Kafka ─► checkpoint and acknowledgements are saved ─► acknowledge ─► send …
+                                                   (in Postgres, under the epoch)               (`settle` waits)
 
-Readers pass their messages through `harvest_lib.consume.Sequencer`, which holds pending records until a message of
-their producer's acknowledges them, and drops repeated records.
+Readers pass their messages through `harvest_lib.consume.Sequencer`. It holds pending records until a later message of
+the same producer acknowledges them, and it drops repeated records.
 
 Promises
-- An acknowledgement leaves only once it is kept together with the checkpoint that has passed its records. The next
-  leader writes kept acknowledgements again (`acknowledge_again`) before it sends anything: a batch whose checkpoint
-  counts is read in the end, any other never.
-- No two messages of a producer share an id. Ids of acknowledgements are kept with the checkpoint: an acknowledgement
+- An acknowledgement is sent only once it is saved, together with the checkpoint that has passed its records. The next
+  leader writes saved acknowledgements again (`acknowledge_again`) before it sends anything. So readers in the end see
+  each batch whose checkpoint was saved, and no other batch.
+- No two messages of a producer share an id. Ids of acknowledgements are saved with the checkpoint: an acknowledgement
   that is written again has the same id.
-- Each `begin` has a producer id of its own. Records sent under an earlier id and not kept are never acknowledged, so
-  they may arrive at any time.
-- In each partition acknowledgements go before the next batch's records, which they would roll back otherwise.
+- Each `begin` makes a new producer id. Unsaved records under an earlier id are never acknowledged, so it does not
+  matter when they arrive.
+- In each partition acknowledgements precede the next batch's records, which they would otherwise roll back.
 """
 
 import time
@@ -53,7 +53,7 @@ Keep = Callable[[OutboxCheckpoint, Sequence[Intent]], bool]
 _CLEAR_SECONDS = 1.0
 """Least interval between removals of written acknowledgements from the checkpoint."""
 _AGAIN_SECONDS = 5.0
-"""Limit of an attempt, which a stop waits for; then it is abandoned and retried."""
+"""Time limit of an attempt to acknowledge again, as a stop waits for it. After that the attempt is retried."""
 _CONNECT_SECONDS = 1.0
 _LAST_SECONDS = 2.0
 """Limit of the wait for acknowledgements at the end of a term; the next leader writes the rest."""
@@ -64,19 +64,19 @@ _REFUSED = (
 
 
 class Sequenced:
-    """Batches whose records are pending until their batch's checkpoint is kept."""
+    """`Delivery` whose records are pending until the checkpoint of their batch is saved."""
 
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, keep: Keep, keep_pending: Callable[[], bool]
     ) -> None:
-        """`keep` saves a checkpoint with its acknowledgements. `keep_pending` writes acknowledgements again that an
-        unavailable topic has not taken yet. Both return False if the checkpoint was refused."""
+        """`keep` saves a checkpoint with its acknowledgements. `keep_pending` writes the acknowledgements again that
+        an unavailable topic has not taken yet. Both return False if the checkpoint was refused."""
         self._keep, self._keep_pending = keep, keep_pending
-        self._to_clear: OutboxCheckpoint | None = None  # kept with acknowledgements that are on the wire
+        self._to_clear: OutboxCheckpoint | None = None  # saved with acknowledgements that are on the wire
         self._clear_at = 0.0
         self._ids = MessageIds()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
-        self._unread = 0  # acknowledgements that are on their way
+        self._unread = 0  # number of acknowledgements that Kafka has not confirmed
         self._alone_seconds = settings.delivery_timeout_seconds if settings.is_limited else 0.0
         own = expiry_settings(settings.expiry_seconds)
         kind = ProducerKind(settings=own, arrived=lambda *place: self._touched.add(place))
@@ -110,7 +110,7 @@ class Sequenced:
         outcome = self._producer.flush(may_send)
         checkpoint = self._to_clear
         if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
-            # Else they stay in the checkpoint, and a later leader would write them to a topic that may be gone by then.
+            # A later leader would write acknowledgements that stay in the checkpoint, when their topic may be gone.
             self._to_clear = None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
             return outcome if self._keep(checkpoint, ()) else CHECKPOINT_REFUSED
@@ -135,8 +135,8 @@ class Sequenced:
         return intents
 
     def _acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
-        """Send acknowledgements, once they are kept. The next flush waits for them, or this call if the records in
-        flight are limited. There are at most as many as records."""
+        """Send saved acknowledgements. The next flush waits for them; if the records in flight are limited, this call
+        does. There are at most as many acknowledgements as records."""
         outcome = self._producer.attempt(partial(self._produce, intents))
         if self._alone_seconds and isinstance(outcome, BatchCommitted):
             self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
@@ -162,11 +162,12 @@ def acknowledge_again(
     provider: KafkaProducerProvider = Producer,
     topics: Topics | None = None,
 ) -> Sequence[Intent]:
-    """Write kept acknowledgements, and wait until Kafka has them; return the rest: refused by a topic, or of a missing
-    topic. New records of a refusing topic would be read before the acknowledged records: `topics` closes it until then.
+    """Write saved acknowledgements, and wait until Kafka has them. Return the rest: acknowledgements of
+    topics that refuse them or are missing. Readers would see new records of a refusing topic before the acknowledged
+    records, so `topics` closes such a topic until it takes the acknowledgement.
 
-    Repeats are harmless, once no other process can send valid records under their producer's id. Raises
-    KafkaUnavailable.
+    Writing an acknowledgement again is harmless once no other process can send valid records under its producer id.
+    Raises KafkaUnavailable.
     """
     try:
         partitions = topic_partitions(settings)
@@ -184,8 +185,8 @@ def acknowledge_again(
 
 
 def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, Any]) -> KafkaProducer:
-    """Make a connected producer. An unconnected producer requests its producer id only after half a second: its first
-    message was in Kafka after 0.51 s, and after 0.06 s from a connected producer (a single broker, median of five)."""
+    """Make a producer and connect it. An unconnected producer requests its producer id only after half a second: its
+    first message was in Kafka after 0.51 s, a connected producer's after 0.06 s (one broker, median of five)."""
     producer: KafkaProducer = provider(settings)
     with suppress(KafkaException):  # the next call reports an unavailable broker
         producer.list_topics(topic, _CONNECT_SECONDS)
@@ -195,8 +196,8 @@ def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, 
 def _write(
     settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider
 ) -> Mapping[str, str]:
-    """Write acknowledgements; return the topics that refuse them permanently, with Kafka's reason. Kafka names no
-    topic: after a refusal each topic is tried alone."""
+    """Write acknowledgements. Return the topics that refuse them permanently, each with Kafka's reason. A refusal does
+    not name the topic: after a refusal each topic is tried alone."""
     if not intents:
         return {}
     publisher = Publisher(

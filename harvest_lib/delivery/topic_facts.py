@@ -1,4 +1,4 @@
-"""Facts about topics, from the brokers: their existence, limits and policies, and trouble with writes to them."""
+"""Facts about topics that brokers report: existence, limits, cleanup policies, and reasons why writes fail now."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -14,24 +14,24 @@ from harvest_lib.kafka_client import answer_of, topic_settings
 ANSWER_SECONDS = 2.0
 
 DEFAULT_BATCH_BYTES = 1_000_000
-"""librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
+"""librdkafka's default of `batch.size`, just below the brokers' default of `max.message.bytes`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """Facts about an existing topic, as far as harvest may read them."""
+    """Facts about an existing topic. Facts that harvest may not read have their defaults."""
 
     limit: int = DEFAULT_BATCH_BYTES
-    """The bytes that a batch may have (`max.message.bytes`)."""
+    """The largest size of a batch in bytes (`max.message.bytes`)."""
     is_internal: bool = False
     is_denied: bool = False
     cleanup_policy: str = ""
     trouble: str = ""
-    """Reason that it takes no records now, or none of harvest's; else empty."""
+    """The reason why the topic takes no records now, or none of harvest's; empty if it takes records."""
 
 
 def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
-    """Return facts by topic, for the existing topics. Raises KafkaException if no broker answers."""
+    """Return the facts about each existing topic among `topics`. Raises KafkaException if no broker answers."""
     answers = admin.describe_topics(
         TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
     )
@@ -54,7 +54,7 @@ def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
 
 
 def _described(answer: "Future[Any]") -> tuple[Facts, Any] | None:
-    """Return the facts about a topic, and its description; None if it does not exist."""
+    """Return the facts about a topic, and its description; None if the topic does not exist."""
     try:
         description = answer_of(answer, 2 * ANSWER_SECONDS)
     except KafkaException as error:

@@ -1,16 +1,17 @@
-"""Topics in trouble: they exist and take nothing now. Pure but for the clock; no I/O.
+"""Topics in trouble: they exist, but take no records now. Pure but for the clock; no I/O.
 
-The right to write to such a topic is missing, a partition has no leader, or the topic refuses harvest's clock. That may
-pass; it is waited for:
+Harvest lacks the right to write to such a topic, a partition has no leader, or the topic refuses harvest's clock. The
+trouble may pass, so harvest waits for the topic:
 
     blamed ─► paused ─► probed, or named by the brokers ─► over
                  │                    ▲
                  └─► refused for 1 min, then 2, up to 10
 
 Promises
-- A topic is *paused* only while another topic takes records: batches leave its records out. A single record at a time
-  probes it, after 1 s at first and every 5 s in the end. If the brokers name the trouble, they are queried instead.
-- Time without an answer of a broker does not count as waiting.
+- A topic is *paused* only while another topic takes records: batches leave out the records of a paused topic. A single
+  record at a time probes the topic, after 1 s at first and every 5 s in the end. If the brokers name the trouble, they
+  are queried instead.
+- Time in which no broker answers does not count as waiting.
 - A trouble is over once the topic takes a record, or once the brokers have named it and no longer do.
 """
 
@@ -20,19 +21,20 @@ from dataclasses import dataclass
 from harvest_lib.clock import boot_seconds
 
 _PATIENCE_SECONDS = 30.0
-"""Limit of the wait for a topic in trouble."""
+"""Limit of the wait for a topic in trouble, while another topic takes records."""
 _LONGEST_WAIT_SECONDS = 300.0
-"""The same for a topic that harvest was never allowed to write to, where no other topic is known."""
+"""Limit of the wait for a topic that harvest was never allowed to write to, if no other topic is known."""
 _GAP_SECONDS = 30.0
 """A trouble that was not seen for this long is over."""
 _REFUSE_SECONDS, _LONGEST_REFUSE_SECONDS = 60.0, 600.0
 _PROBE_SECONDS, _LONGEST_PROBE_SECONDS = 1.0, 5.0
-"""The pause doubles from probe to probe, so that other topics have time to go on if probes take long."""
+"""First and longest pause between probes. The pause doubles with each probe, so that slow probes leave time for other
+topics."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TopicTrouble:
-    """Times are boot seconds."""
+    """The trouble of one topic: its reason, and the times of its waits and probes. Times are boot seconds."""
 
     reason: str
     since: float
@@ -42,9 +44,9 @@ class TopicTrouble:
     probe_at: float = 0.0
     probe_seconds: float = _PROBE_SECONDS / 2
     at_once: bool = False
-    """True if it is not waited for."""
+    """True if harvest does not wait for the topic."""
     is_named: bool = False
-    """True if the brokers named it at the last query."""
+    """True if the brokers named the trouble when they were last queried."""
 
     def is_refused(self, now: float) -> bool:
         return now < self.refused_until
@@ -74,7 +76,8 @@ class Troubles:
 
     @property
     def paused(self) -> Set[str]:
-        """Return the topics whose records should wait while others go on; none if no other takes records."""
+        """Return the topics whose records should wait while other topics' records are sent; an empty set if no other
+        topic takes records."""
         if not self._troubles or self._well <= self._troubles.keys():
             return frozenset()
         now = boot_seconds()
@@ -114,7 +117,8 @@ class Troubles:
         trouble.is_named, trouble.at_once = True, topic not in self._well
 
     def name(self, topic: str, reason: str) -> bool:
-        """Note the brokers' reason for a topic's trouble, empty if there is none; return True if it is in trouble."""
+        """Note the brokers' reason for a topic's trouble; an empty `reason` ends a trouble that they named before.
+        Return True if the topic is in trouble and the brokers name it."""
         trouble = self._troubles.get(topic)
         if trouble is None:
             return False
@@ -125,7 +129,7 @@ class Troubles:
         return bool(reason)
 
     def took(self, topics: Iterable[str]) -> None:
-        """Note that topics took records. A trouble that the brokers name goes on: it may be of one partition."""
+        """Note that topics took records. A trouble that the brokers name continues: it may concern one partition."""
         for topic in topics:
             if (trouble := self._troubles.get(topic)) is not None and not trouble.is_named:
                 self._end(topic)
@@ -144,20 +148,21 @@ class Troubles:
         self._recovered = {topic: each for topic, each in self._recovered.items() if not each.is_past(now)}
 
     def is_due(self, topic: str) -> bool:
-        """Return True if a topic in trouble has been waited for long enough, if another topic takes records."""
+        """Return True if harvest has waited long enough for a topic in trouble, provided another topic takes
+        records."""
         trouble, now = self._troubles[topic], boot_seconds()
         if trouble.seen < trouble.refused_until:
-            return False  # it is tried again
+            return False  # the topic has not failed again since it was refused
         waited = now - max(trouble.since, self._heard_at)
         return trouble.at_once or bool(trouble.refused_until) or waited >= _PATIENCE_SECONDS
 
     def is_overdue(self, topic: str) -> bool:
-        """Return True if a topic has been waited for long enough even if no other is known."""
+        """Return True if harvest has waited long enough for a topic, even if no other topic is known."""
         trouble = self._troubles[topic]
         return trouble.at_once and boot_seconds() - trouble.since >= _LONGEST_WAIT_SECONDS
 
     def refuse(self, topic: str) -> str:
-        """Refuse its records for a while; return the reason."""
+        """Refuse the records of a topic in trouble for a while. Return the reason."""
         trouble = self._troubles[topic]
         trouble.refused_until = boot_seconds() + trouble.refuse_seconds
         trouble.refuse_seconds = min(2 * trouble.refuse_seconds, _LONGEST_REFUSE_SECONDS)

@@ -1,14 +1,14 @@
-"""Facts about the topics that records name: trouble with writing to them, the limit of a batch, the cleanup policy.
+"""Facts about the topics that records name: why a topic takes no records, its limit of a batch, its cleanup policy.
 
-Brokers are queried before a record is sent, because a broker refuses a whole batch or transaction: a bad record costs
-all records of its batch. Topics that take records are remembered; the absence of a topic for a few seconds. A limit
-below librdkafka's own concerns pages that name its topic, and each new producer. It is believed for a minute and then
-queried again, if a record names the topic by then; else it is forgotten.
+Brokers are queried before a record is sent: a broker refuses a batch or transaction as a whole, so a bad record would
+fail all records of its batch. Topics that take records are remembered. That a topic is missing is remembered for a few
+seconds. A batch limit below librdkafka's default matters for pages that name its topic, and for each new producer. Such
+a limit is valid for a minute; then it is forgotten, and queried again when a record names the topic.
 
-A topic in *trouble* takes nothing now (`topic_troubles`). That may pass, so it is waited for. After 30 s, if other
-topics take records, its records are refused, so that they do not wait without end; the topic is tried again after a
-minute, then after two, up to ten. A topic that harvest may not write to from the start is not waited for if there is
-another topic.
+A topic in *trouble* takes no records now (`topic_troubles`). The trouble may pass, so harvest waits. After 30 s, if
+other topics take records, records of the topic are refused, so that they do not wait without end. The topic is tried
+again after a minute, then after two, up to ten. If harvest never had the right to write to a topic, it does not wait
+for that topic while there is another.
 """
 
 import logging
@@ -29,13 +29,13 @@ from harvest_lib.record.rows import RowsSummary
 _log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS = 5.0
-"""Time for which harvest believes that a topic is missing, or permanently takes nothing, and the limit by which it
-refuses a record. After silence, the brokers are not queried again for as long."""
+"""How long it is valid that a topic is missing or takes no records permanently, and a limit by which a record is
+refused. If no broker answers, the brokers are not queried again for as long."""
 _SMALL_SECONDS = 60.0
-"""Time for which a limit below librdkafka's own is believed. Once such limits are gone for as long, producers that were
-made for them are made again."""
+"""How long a limit below librdkafka's default is valid. Once such a limit is gone for as long, the producers that were
+made for it are made again."""
 _ASK_SECONDS = 1.0
-"""Least interval between queries of a topic in trouble."""
+"""Least interval between two queries about a topic in trouble."""
 _MOST_ASKED = 100
 
 _BATCH_OVERHEAD_BYTES = 1_000
@@ -58,9 +58,9 @@ def _no_topic(_topic: str) -> bool:
 
 
 class Topics:
-    """Knowledge of topics, by querying the brokers when a topic is first named. `settings` are a producer's.
+    """Facts about topics; the brokers are queried when a record first names a topic. `settings` are a producer's.
 
-    With `keep_all` compacted topics take nothing; harvest's `own` topics never do.
+    With `keep_all`, records for compacted topics are refused. Records for harvest's `own` topics always are.
     """
 
     def __init__(
@@ -71,39 +71,39 @@ class Topics:
         self._compresses, self._most_bytes = compresses(settings), largest_message(settings)
         self._settings = {**settings, "socket.timeout.ms": int(ANSWER_SECONDS * 1000)}
         self._admin: AdminClient | None = None
-        self._limits: dict[str, int] = {}  # of the topics that take records: bytes
+        self._limits: dict[str, int] = {}  # topic -> limit in bytes, of the topics that take records
         self._asked_at: dict[str, float] = {}
-        self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is believed
+        self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is valid
         self._closed: Mapping[str, str] = {}
         self._seen_well: set[str] = set()
         self.troubles = Troubles(self._seen_well)
         self._ask_at = 0.0
         self._is_silent = False  # no broker answered the last query
-        self._small: dict[str, tuple[int, float]] = {}  # limits below librdkafka's own: how long they are believed
+        self._small: dict[str, tuple[int, float]] = {}  # topic -> limit below librdkafka's default; valid until
         self._least_made_for, self._dropped_at = DEFAULT_BATCH_BYTES, 0.0
 
     @property
     def smallest_limit(self) -> int:
-        """Return the lowest `max.message.bytes` of the topics that are known now, if below librdkafka's own limit."""
+        """Return the lowest `max.message.bytes` of the topics that are known now, at most librdkafka's default."""
         return min((limit for limit, _ in self._small.values()), default=DEFAULT_BATCH_BYTES)
 
     def limit_of_producer(self) -> int:
-        """Return `smallest_limit`, for a producer that is about to be made."""
+        """Return `smallest_limit` for a producer that is about to be made, and remember it."""
         self._least_made_for = self.smallest_limit
         return self._least_made_for
 
     @property
     def is_producer_outdated(self) -> bool:
-        """Return True if the producers were made for a lower limit than any that has been known for a while."""
+        """Return True if the producers were made for a lower limit than any topic has had for a minute."""
         if self._least_made_for == DEFAULT_BATCH_BYTES:
             return False
         is_settled = boot_seconds() >= self._dropped_at + _SMALL_SECONDS
         return is_settled and self._least_made_for < self.smallest_limit
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
-        """Return the reason by id of the records that can never be sent. Blocks while brokers are queried about a new
-        topic. `largest` is the length of the longest value; headers are not checked unless it is long. Without it each
-        record is measured."""
+        """Return the records that are refused: a reason by record id. Blocks while brokers are queried about a new
+        topic. `largest` is the length of the longest value; unless it is near a limit, records are not measured with
+        their headers. Without `largest` each record is measured."""
         if self._small:
             self._drop_old_limits()
         if isinstance(rows, NativeRows):
@@ -139,8 +139,8 @@ class Topics:
         return are_known and not self._may_exceed(rows.largest, lambda: rows.topics)
 
     def _may_exceed(self, size: int, topics: Callable[[], Iterable[str]]) -> bool:
-        """Return True if a record of `size` bytes may be above the limit of one of the topics. The topics are read only
-        if a known limit is lower."""
+        """Return True if a record with a value of `size` bytes may exceed the limit of one of the topics. `topics` is
+        called only if the size exceeds the lowest known limit."""
         size += _BATCH_OVERHEAD_BYTES
         return size > self.smallest_limit and size > min(map(self.limit, topics()), default=0)
 
@@ -152,14 +152,15 @@ class Topics:
             self._dropped_at = now
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
-        """Return the ids of records that a broker refuses, with their whole batch, unless they can be compressed.
-        `largest` is the length of the longest value; headers are not checked unless it is long."""
+        """Return the ids of records that a broker refuses, with their whole batch, unless compression makes them
+        smaller. `largest` is the length of the longest value; unless it is near a limit, no record is measured."""
         if not self._may_exceed(largest * _LONGEST_CHARACTER_BYTES, lambda: _topics_of(rows)):
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
     def compacted(self, topics: Iterable[str]) -> list[str]:
-        """Return the compacted topics, as far as harvest may read that, without Kafka's and harvest's own topics."""
+        """Return the compacted topics among `topics`, as far as harvest may read their policy. Kafka's and harvest's
+        own topics are left out."""
         named = list(topics)
         self._learn({topic for topic in named if topic not in self._limits and is_legal_topic(topic)})
         theirs = [topic for topic in named if topic not in INTERNAL_TOPICS and not self._own(topic)]
@@ -167,11 +168,11 @@ class Topics:
 
     @property
     def names(self) -> list[str]:
-        """Return the existing topics that records have named. May be read by any thread."""
+        """Return the existing topics that records have named. Any thread may call it."""
         return list(self._limits.copy())
 
     def limit(self, topic: str) -> int:
-        """Return how many bytes a batch for the topic may have."""
+        """Return the largest size in bytes of a batch for the topic."""
         return self._limits.get(topic, DEFAULT_BATCH_BYTES)
 
     def forget(self) -> None:
@@ -180,13 +181,15 @@ class Topics:
         self._small.clear()
 
     def ask_again(self) -> None:
-        """Query every topic again: a topic was made or removed, or its limit changed. A producer that is made before
-        that is made for the limits known so far, which may be why a batch was refused."""
+        """Query every topic again when a record names it: a topic may have been made or removed, or its limit changed.
+        A producer that is made before the query still uses the small limits known so far, since such a limit may be
+        why a batch was refused."""
         self._limits.clear()
         self._unfit.clear()
 
     def close(self, topics: Mapping[str, str]) -> None:
-        """Refuse records for `topics`, which maps to reasons, and no longer for topics that were closed before."""
+        """Refuse records for the keys of `topics`, with its values as reasons. Topics that an earlier call closed are
+        open again unless `topics` has them."""
         for topic in topics.keys() - self._closed.keys():
             _log.warning("topic_refused", extra={"topic": topic, "reason": topics[topic]})
         for topic in topics.keys() ^ self._closed.keys():
@@ -201,7 +204,7 @@ class Topics:
 
     @property
     def in_trouble(self) -> bool:
-        """Return True if a topic is in trouble, so that `well` should be called with topics that take records."""
+        """Return True if a topic is in trouble. Then call `well` with the topics that take records."""
         return bool(self.troubles)
 
     def well(self, topics: Iterable[str]) -> None:
@@ -233,7 +236,8 @@ class Topics:
         return self._size_reason(row)
 
     def _is_too_large(self, row: Row) -> bool:
-        """Return True if a record is too large by the known limit; an old limit is dropped, to be queried again."""
+        """Return True if a record exceeds the known limit. If that limit is old, forget it, so that it is queried
+        again."""
         if not self._size_reason(row):
             return False
         if boot_seconds() - self._asked_at.get(row[TOPIC], 0.0) > _RECHECK_SECONDS:
@@ -250,7 +254,7 @@ class Topics:
         return ""
 
     def _judge(self, topic: str) -> str:
-        """Return why records for a topic in trouble are refused, or an empty string while it is waited for."""
+        """Return why records for a topic in trouble are refused; an empty string while harvest waits for the topic."""
         troubles = self.troubles
         if topic in troubles.refused():
             return troubles.reason(topic)
@@ -266,7 +270,7 @@ class Topics:
         others = sorted(self._seen_well - self.troubles.topics)[:_MOST_ASKED]
         was_silent = self._is_silent
         answer = self._ask([topic, *others]) if others else None
-        if answer is not None:  # else a hundred deleted topics would hide the topics that take records
+        if answer is not None:  # forget deleted topics: a hundred of them would hide the topics that take records
             self._seen_well.difference_update(set(others) - answer.keys())
         found = answer or {}
         if (facts := found.pop(topic, None)) is not None:
@@ -316,7 +320,8 @@ class Topics:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
 
     def _ask(self, topics: Collection[str]) -> dict[str, Facts] | None:
-        """Return facts about the existing topics, or None while no broker answers: then the delivery finds out."""
+        """Return facts about the existing topics among `topics`, or None while no broker answers. Then nothing is
+        refused here, and the delivery meets the error."""
         if not topics or boot_seconds() < self._ask_at:
             return None
         self._admin = self._admin or AdminClient(client_settings(self._settings))
@@ -340,13 +345,13 @@ def _topics_of(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _is_nested(texts: Sequence[object]) -> bool:
-    """Return True if an array of texts has several dimensions, which its column's type allows. The client would send
-    Python's text of a list as the name of a header."""
+    """Return True if an array of texts has several dimensions, which the type of its column allows. The client would
+    send the `str` of a Python list as the name of a header."""
     return bool(texts) and type(texts[0]) is list
 
 
 def _size(row: Row) -> int:
-    """Return how many bytes of text a record has; other types are refused anyway."""
+    """Return the size of a record in bytes: key, value, header names and contents. Only texts and bytes count."""
     _, _, key, value, names, contents = row
     texts = [text for text in (key, value, *names, *contents) if isinstance(text, str | bytes)]
     return sum(len(text if isinstance(text, bytes) else text.encode()) for text in texts)

@@ -1,20 +1,21 @@
 """Delivery exactly once: a batch and the checkpoint after it go into a Kafka transaction.
 
 Promises
-- Readers of committed records see all of a batch and its checkpoint, or nothing of it. Records that the checkpoint has
-  passed are never sent again.
-- Beginning fences: an earlier user of the transactional id can commit nothing more; its open transaction is aborted.
-- The outcome of a transaction is never guessed: the producer is discarded, and after the next `begin` the checkpoint
-  shows whether the transaction was committed. librdkafka retries the end of a transaction itself, and speaks the
-  protocol before KIP-890, so a producer that had trouble gets no further transaction.
+- Readers of committed records see either a whole batch with its checkpoint, or nothing of the batch. Records that the
+  checkpoint has passed are never sent again.
+- `begin` fences: an earlier user of the transactional id can commit nothing more, and its open transaction is aborted.
+- The outcome of a transaction is never guessed. If it is unknown, the producer is discarded, and after the next `begin`
+  the checkpoint shows whether the transaction was committed. librdkafka retries the end of a transaction itself, and
+  uses the protocol before KIP-890, so a producer that had an error gets no further transaction.
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
-- A batch begins only when the batch before was committed. `begin` begins both producers, so no earlier leader can
-  commit anything afterwards. A leader that was frozen in between begins only the first, and fences its successor under
-  that transactional id alone.
+- A batch begins only when the batch before it was committed. `begin` begins both producers, so no earlier leader can
+  commit anything afterwards. A leader that was frozen in the middle of `begin` begins only the first producer, and so
+  fences its successor under that transactional id alone.
 
-Two producers take turns, batch by batch. Kafka answers a commit once it is decided, and afterwards writes the marks
-that readers wait for. Until the marks are written, which takes a few milliseconds, Kafka refuses the transactional id
-its next transaction, and librdkafka retries only after 20 ms. So the next batch has the other id.
+Two producers take turns, batch by batch. Kafka answers a commit as soon as it is decided, and then writes the markers
+that readers wait for. Until the markers are written, which takes a few milliseconds, Kafka refuses a further
+transaction under the same transactional id, and librdkafka retries only after 20 ms. So the next batch uses the other
+id.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,19 +46,19 @@ from harvest_lib.record import Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 TRANSACTION_SECONDS = 15
-"""`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for this long."""
+"""`transaction.timeout.ms` in seconds: readers wait this long for a leader that crashed and has no successor."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
-"""If the previous leader has a transaction open, Kafka begins to abort it, which takes some milliseconds; the client
-has to retry. librdkafka retries after half a second, which would be most of a failover: another producer retries after
-this time. Without an answer, the wait goes on."""
+"""If the previous leader left a transaction open, Kafka aborts it, which takes some milliseconds; until then the client
+has to retry. librdkafka retries after half a second, which would be most of a failover. So a new producer retries after
+this time. If Kafka has not answered by then, the same producer waits on."""
 _BEGIN_SECONDS = 4.0
-"""Limit of an attempt to begin, which a stop waits for; then it is repeated."""
+"""Time limit of an attempt to begin, as a stop waits for it. After that the attempt is repeated."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
-"""For this long after a checkpoint failed, records are flushed before a checkpoint is sent: otherwise it would be
-unknown which of them failed."""
+"""For this long after a checkpoint failed, records are flushed before the checkpoint is sent: otherwise it would be
+unknown whether a record or the checkpoint failed."""
 
 
 Encode = Callable[[OutboxCheckpoint], bytes | None]
@@ -65,7 +66,7 @@ Encode = Callable[[OutboxCheckpoint], bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlace:
-    """The partition of the checkpoint topic that a subscription's shard has to itself, and the key of its records."""
+    """The partition of the checkpoint topic that belongs to one shard of a subscription, and the key of its records."""
 
     topic: str
     partition: int
@@ -73,7 +74,8 @@ class CheckpointPlace:
 
 
 class Transactional:
-    """`Delivery` by Kafka transactions. `encode` returns the record of a checkpoint, None if it was refused."""
+    """`Delivery` by Kafka transactions. `encode` returns the record of a checkpoint; None if the checkpoint is
+    refused."""
 
     def __init__(self, producers: Sequence["TransactionalProducer"], encode: Encode) -> None:
         self._producers = list(producers)  # the first is the next to send
@@ -82,7 +84,7 @@ class Transactional:
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         outcome: BatchOutcome = BatchCommitted()
         for each in self._producers:
-            if not may_send():  # frozen meanwhile: each `begin` would fence the present leader once more
+            if not may_send():  # this leader may have been frozen: a further `begin` would fence its successor
                 return TERM_OVER
             outcome = each.begin(leader_id, may_send)
             if not isinstance(outcome, BatchCommitted):
@@ -145,13 +147,13 @@ class TransactionalProducer:
 
     def _renew_producer(self, leader_id: UUID) -> None:
         if self._has_begun:
-            self._producer.discard()  # a call of it may be unfinished
+            self._producer.discard()  # a call of the old client may be unfinished
         self._has_begun = True
         self._open = False
         self._producer.begin(leader_id)
 
     def hand_over(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over within the transaction; see `Delivery`."""
+        """Hand rows over within the transaction; see `Delivery.send`."""
         self._open_transaction()
         return self._producer.hand_over(rows, may_send) if self._open else {}
 
@@ -184,23 +186,24 @@ class TransactionalProducer:
         return self._producer.flush(may_send, self._explain)
 
     def _explain(self, client: KafkaProducer) -> None:
-        """Find out why records were purged with their transaction: only the transaction has a reason."""
+        """Find out why records were purged with their transaction: only the transaction's error has the reason."""
         if self._failures.first is not None and self._failures.first.code() in PURGED:
             try:
-                client.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed
+                client.commit_transaction(_WHY_SECONDS)  # it is refused, as records of it have failed
             except KafkaException as error:
                 self._failures.first = error.args[0]
 
     def _report(self, error: KafkaError | None, _message: object) -> None:
-        """Take the report of a checkpoint."""
+        """Note the delivery report of a checkpoint's record."""
         if error is not None:
             self._apart_until = max(self._apart_until, boot_seconds() + _APART_SECONDS)
         self._failures.report_own("the checkpoint", error)
 
 
 def _close_soon(client: KafkaProducer, sender: NativeSender | None) -> None:
-    """Close a client. Closing aborts an open transaction: it waits for a broker without limit, and is refused to a
-    fenced producer. The next transaction aborts it in any case, so readers do not wait long."""
+    """Close a client on another thread, and wait for it a little. To close a client aborts its open transaction, which
+    may wait for a broker without limit, and fails for a fenced producer. Readers do not wait long in any case: the next
+    transaction aborts the open transaction."""
     closing = threads.start("harvest-close", lambda: _close(client, sender))
     closing.join(_LET_GO_SECONDS)
 

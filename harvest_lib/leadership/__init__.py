@@ -1,4 +1,4 @@
-"""Leadership: a single process of a pool harvests each shard at a time."""
+"""Leadership: at any time a single process of a pool harvests each shard."""
 
 from harvest_lib.leadership.lock_session import lock_holder
 from harvest_lib.leadership.neli import Neli

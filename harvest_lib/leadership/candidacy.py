@@ -15,20 +15,21 @@ from harvest_lib.leadership.term_registry import TermRegistry
 NEVER = float("-inf")
 
 _STALLED_TIMEOUTS = 2
-"""Heartbeat timeouts after which a candidacy counts as stalled."""
+"""Number of heartbeat timeouts after which a candidacy counts as stalled."""
 
 
 class Candidacy:
-    """One shard, as seen by a member. The heartbeat is its own; the other proof, of its membership, is passed in."""
+    """The candidacy of a member for one shard. It checks the proof by heartbeat; the caller passes in the proof of
+    membership."""
 
     def __init__(self, shard: int, *, timeout_seconds: float, clock: Callable[[], float]) -> None:
         self.shard = shard
-        """The partition of the leader topic too."""
+        """The number of the shard and of its partition in the leader topic."""
         self.assigned = False
         self.leader_id = uuid.uuid4()
-        """The id of its term, if one is to begin."""
+        """The id of the next term; once it has begun, of the present term."""
         self.position: int | None = None
-        """In the partition, once anything was received."""
+        """The next offset to read in the partition; None before a message was received."""
         self.next_heartbeat = NEVER
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -37,7 +38,7 @@ class Candidacy:
         self._is_told = False
 
     def begin(self) -> None:
-        """Become a candidate under a new id; proofs count from here."""
+        """Become a candidate under a new id. Earlier proofs do not count."""
         self.leader_id = uuid.uuid4()
         self._since = self._clock()
         self._heard_at = NEVER
@@ -46,11 +47,11 @@ class Candidacy:
 
     @property
     def heard_at(self) -> float:
-        """Return the time at which the newest of its heartbeats that came back was sent."""
+        """Return the time at which the newest received heartbeat of this candidacy was sent."""
         return self._heard_at
 
     def stalls(self, registry: TermRegistry) -> bool:
-        """Return True, once, if it has been assigned its shard for long and could not prove that it leads."""
+        """Return True, once per candidacy, if the shard has been assigned for long without the proofs to lead it."""
         waits = self.assigned and self.shard not in registry.terms
         if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
             return False
@@ -58,17 +59,17 @@ class Candidacy:
         return True
 
     def has_stalled(self, registry: TermRegistry) -> bool:
-        """Return True if `stalls` has reported it, and it has not led since."""
+        """Return True if `stalls` has returned True, and the member has not led the shard since."""
         return self._is_told and self.assigned and self.shard not in registry.terms
 
     def heartbeat(self, now: float) -> str:
-        """Return a heartbeat that is sent now."""
+        """Return the text of a heartbeat that is sent at the time `now`, in boot seconds."""
         return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})
 
     def receive(self, heartbeat: bytes | str | None, offset: int) -> None:
-        """Take a message of the partition; only heartbeats of this very candidacy prove anything."""
+        """Note a message of the partition. Only heartbeats of this very candidacy prove anything."""
         if self.position is None:
-            self.next_heartbeat = NEVER  # now there is something to commit
+            self.next_heartbeat = NEVER  # now there is a position to commit, which is done with a heartbeat
         self.position = offset + 1
         try:
             received = json.loads(heartbeat or b"")
@@ -78,7 +79,7 @@ class Candidacy:
             return  # someone else's heartbeat, in someone else's format
 
     def judge(self, registry: TermRegistry, accepted_at: float) -> None:
-        """Begin a term, extend or end it. `accepted_at` is when the newest of the accepted commits was sent."""
+        """Begin, extend or end the term of the shard. `accepted_at` is when the newest accepted commit was sent."""
         proved_until = min(self._heard_at, accepted_at) + self._timeout_seconds
         term = registry.terms.get(self.shard)
         if term is not None:

@@ -1,6 +1,6 @@
-"""Diagnosis by Kafka of a member that does not lead: trouble with the leader topic, or another pool in the group.
+"""Diagnosis of a member that does not lead: queries Kafka for trouble with the leader topic and for other pools.
 
-Kafka is asked on a thread of its own: the election must not wait for the answer.
+Kafka is queried on a separate thread: the election must not wait for the answer.
 """
 
 import queue
@@ -13,13 +13,13 @@ from harvest_lib.leadership.other_pools import OtherPools
 from harvest_lib.process import threads
 
 _INTERVAL_SECONDS = 5.0
-"""A member that has to wait asks this often whether it waits for another pool."""
+"""Interval at which a member that has to wait queries Kafka for another pool."""
 
 
 class Diagnosis:
-    """Query Kafka for the leader topic on request, and now and then for other pools while this member waits.
+    """Queries Kafka about the leader topic on request, and about other pools every few seconds while this member waits.
 
-    `assigned` returns for each shard True if its partition is assigned to this member.
+    `assigned` returns, for each shard, True if the shard's partition is assigned to this member.
     """
 
     def __init__(self, client: Mapping[str, object], topic: str, assigned: Callable[[], Sequence[bool]]) -> None:
@@ -31,7 +31,7 @@ class Diagnosis:
         self._stopped = threading.Event()
 
     def start(self, others: OtherPools | None) -> None:
-        """Start the thread. `others` finds other pools, for a member that knows its own."""
+        """Start the thread. `others` finds other pools; None for a member whose own pool is unknown."""
         threads.repeat(
             "harvest-neli-diagnosis",
             lambda: self._look(others, requested=self._requested.wait(_INTERVAL_SECONDS)),
@@ -49,7 +49,7 @@ class Diagnosis:
         self._requested.set()
 
     def findings(self) -> Iterator[PoolConflict | str]:
-        """Return the findings since the last call: the pool that is in the way, or the trouble with the topic."""
+        """Yield the findings since the last call: conflicts with another pool, and troubles with the topic."""
         while not self._findings.empty():
             yield self._findings.get()
 

@@ -1,8 +1,8 @@
 """Self-descriptions of the members of a pool's consumer group. Any process that may describe the group can read them.
 
-A member that was assigned a shard's partition commits its offset in the leader topic, with a description of itself: the
-metadata of the committed offset holds its member id, its pool, and its trouble with leading, if there is any. That is
-current as long as the group has a member of that id.
+A member that was assigned a shard's partition commits its offset in the leader topic. The metadata of the committed
+offset describe the member: its member id, its pool, and the trouble that keeps it from leading, if any. A description
+is current as long as the group has a member with that id.
 """
 
 import json
@@ -20,9 +20,9 @@ from harvest_lib.leadership.pool import Pool
 _ANSWER_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2
 _LONGEST_TROUBLE = 800
-"""Characters."""
+"""Limit of a published trouble, in characters."""
 _MOST_METADATA = 4_000
-"""Bytes. Kafka takes 4,096 of metadata (`offset.metadata.max.bytes`), and refuses the commit that has more."""
+"""Limit of the metadata, in bytes. Kafka refuses a commit with more than 4,096 (`offset.metadata.max.bytes`)."""
 
 _PASSES = {
     KafkaError.NOT_COORDINATOR,
@@ -32,21 +32,21 @@ _PASSES = {
     KafkaError._WAIT_COORD,
     KafkaError._TRANSPORT,
 }
-"""Errors of a broker that has just started, or while the group's coordinator is chosen."""
+"""Errors that pass: a broker has just started, or the group's coordinator is being chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """A member of the group, and the partitions that it owns, by topic."""
+    """A member of the group. `owned` lists the partitions that it owns, each as topic and number."""
 
     member_id: str
     client_id: str
     host: str
     owned: Sequence[tuple[str, int]]
     pool: Pool | None = None
-    """None if it is unknown, or the member owns nothing."""
+    """The pool that the member published; None if it is unknown, or if the member owns no partition."""
     trouble: str = ""
-    """The trouble that keeps it from leading."""
+    """The trouble that keeps the member from leading; empty if none is known."""
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
@@ -61,7 +61,8 @@ def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
 def members(
     settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS
 ) -> list[GroupMember]:
-    """Return the members of a group, none if there is no such group; waits out what passes. Raises KafkaException."""
+    """Return the members of a group; an empty list if there is no such group. Errors that pass are retried until the
+    timeout. Raises KafkaException."""
     with AdminClient(client_settings(settings)) as admin:
         deadline = Deadline(timeout_seconds)
         while True:
@@ -97,7 +98,7 @@ def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Gro
 
 
 def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, dict[str, Any]]:
-    """Return the metadata committed last, by member id; empty if this role may not see it."""
+    """Return the metadata of the last commits, by member id; empty if this role may not see it."""
     try:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds
@@ -111,5 +112,5 @@ def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, d
             words = json.loads(partition.metadata or "")
             said[str(words["member"])] = dict(words)
         except (ValueError, TypeError, KeyError):
-            continue  # goharvest's
+            continue  # a commit of goharvest
     return said

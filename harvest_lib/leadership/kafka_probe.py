@@ -1,7 +1,8 @@
-"""Probe that Kafka answers this process, beside the work: only callers that need the answer wait for it.
+"""Probe whether Kafka answers this process. Only callers that need the answer wait for it.
 
-The client and its connections stay until the end of the process. librdkafka (2.16) ends the process if a description of
-the cluster names neither brokers nor topics, as from a broker that has just started: so a topic is described.
+The client and its connections stay until the end of the process. The probe requests the description of a topic, not of
+the cluster: librdkafka (2.16) ends the process if a description of the cluster has neither brokers nor topics, as from
+a broker that has just started.
 """
 
 import threading
@@ -19,13 +20,13 @@ from harvest_lib.kafka_client import client_settings
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
 _TOPIC = "__consumer_offsets"
-"""Described whether it exists and is visible or not: any answer will do."""
+"""The topic of the request. It need not exist or be visible, as any answer will do."""
 
 
 class KafkaProbe:
-    """Asks a broker to describe a topic, at most every two seconds, and only on demand. For any thread.
+    """Requests the description of a topic, at most every two seconds, and only on demand. Any thread may use it.
 
-    The request needs no rights, as a refusal is an answer, and makes nothing.
+    The request needs no rights, as a refusal is an answer too, and creates no topic.
     """
 
     def __init__(self, settings: Mapping[str, object], clock: Callable[[], float] = boot_seconds) -> None:
@@ -40,13 +41,14 @@ class KafkaProbe:
         self._trouble = ""
 
     def trouble(self) -> str:
-        """Return why Kafka does not answer, empty if it does. Waits for an answer for a second."""
+        """Return why Kafka does not answer; an empty string if it answers. Waits up to a second for an answer."""
         with self._lock:
             self._ask(wait_seconds=_ANSWER_SECONDS)
             return self._trouble
 
     def silent_seconds(self) -> float:
-        """Return since how long nothing that was asked has been answered, 0 if the newest was. Does not wait."""
+        """Return for how many seconds Kafka has answered no request; 0 if it has answered the newest. Does not
+        wait."""
         with self._lock:
             self._ask(wait_seconds=0.0)
             return 0.0 if self._silent_since is None else self._clock() - self._silent_since

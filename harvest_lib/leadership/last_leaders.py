@@ -1,22 +1,23 @@
-"""Last leaders of a subscription's shards, by their rows, and the check that their late records and commits are fenced.
+"""Last leaders of a subscription's shards, and the check whether a new leader's begin fences their late actions.
 
-A server frees a lock at once when it loses the session that held it, while its holder still believes that it leads. A
-new holder need not wait for the end of that belief if late actions of the old holder have no effect:
+When a server loses the session that held a lock, it frees the lock at once, while the old holder still believes that it
+leads. A new holder need not wait for the end of that belief if late actions of the old holder have no effect:
 
-- `transactional`: to begin is to fence the transactional ids of the shard. The old leader's open transaction is
-  aborted, and it can commit nothing more. The checkpoint, read afterwards, covers all its commits.
-- `sequenced`: to begin is to raise the epoch of the shard's row. Records that the old leader sends stay pending for
-  ever, as its acknowledgements leave only once they were saved under its epoch.
+- `transactional`: a leader begins by fencing the transactional ids of the shard. That aborts the old leader's open
+  transaction, and the old leader can commit nothing more. The checkpoint, read afterwards, covers all its commits.
+- `sequenced`: a leader begins by raising the epoch of the shard's row. Records that the old leader still sends stay
+  pending for ever, as it sends acknowledgements only after they were saved under its epoch.
 
-Both hold for the subscription's row in Postgres and its data (checkpoint, parked records), which are written under the
-epoch. So a leader writes its fence into its row, beside its epoch and in the same transaction. The next holder of the
-lock begins at once if it would fence by the very same means; by any other, or none, it waits.
+In both cases the subscription's row in Postgres and its data (checkpoint, parked records) are safe too, as they are
+written under the epoch. A leader writes its fence into its row, beside its epoch and in the same transaction. The next
+holder of the lock begins at once if it would fence by the very same means; otherwise it waits.
 
-A holder that loses the lock before it reached its row has written nothing yet. Therefore the epochs are read under the
-lock, and a term begins only from the epoch that was read: if two holders overlap in this way, the first counts.
+A holder that loses the lock before it has written its row leaves no trace there. Therefore the epochs are read under
+the lock, and a term begins only if the epoch is still the one that was read: if two such holders overlap, the first to
+write its row leads.
 
-A shard that never had a leader needs no wait, unless another process marks and purges the table: a session with its
-name, or marked records at the head of the table, show this.
+A shard that never had a leader needs no wait, unless another process marks and purges the table. A session with that
+process's application name, or marked records at the head of the table, show this.
 """
 
 import logging
@@ -34,8 +35,7 @@ from harvest_lib.postgres.database import in_statement, translated
 _log = logging.getLogger(__name__)
 
 MARKS = "harvest mark"
-"""The application name of a connection that marks and purges, unless the user has chosen another: such a leader may
-have no row."""
+"""The default application name of a connection that marks and purges. A leader that marks may have no row."""
 
 _READ = """
 SELECT shard, shards, epoch, leader_id IS NOT NULL, coalesce(
@@ -48,7 +48,7 @@ _MARKS = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = %(marks)s)
 """
 
-# A leader that marks begins with the lowest ids. A few reset records may precede many marked records.
+# A leader marks the lowest ids first. A few reset records may precede many marked records.
 _MARKED = """
 SELECT leader_id::text FROM (SELECT leader_id FROM {outbox} ORDER BY id LIMIT 100) AS head
 WHERE leader_id IS NOT NULL LIMIT 1
@@ -63,12 +63,12 @@ _NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastLeaders:
-    """The last leaders, as the rows of a subscription have them."""
+    """The last leaders of a subscription's shards, according to its rows."""
 
     epochs: Mapping[int, int] = field(default_factory=dict)
-    """By shard; none if they could not be read."""
+    """Epochs by shard; empty if they could not be read."""
     are_fenced: bool = False
-    """True if beginning fences all of them, so that there is nothing to wait for."""
+    """True if a new leader's begin fences all last leaders, so that no wait is needed."""
 
 
 UNKNOWN = LastLeaders()
@@ -76,19 +76,19 @@ UNKNOWN = LastLeaders()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRows:
-    """The rows of a subscription, as read by a candidate for its leadership."""
+    """Reads the rows of a subscription, for a candidate for its leadership."""
 
     table: sql.Identifier
     subscription: str
     shards: int
     fence: str
-    """Means by which this member fences the previous leader: equal for members that fence each other; empty without
-    any."""
+    """Means by which this member fences the previous leader. It is equal for members that can fence each other, and
+    empty if this member fences none."""
     outbox: sql.Identifier | None = None
     """The table whose records may be marked; None for a layout without marks."""
 
     def read(self, connection: psycopg.Connection[Any]) -> LastLeaders:
-        """Query the rows. Nothing is known if they are not visible to this role, or no longer exist."""
+        """Query the rows. Return UNKNOWN if this role may not see them, or if they do not exist any more."""
         values = {"subscription": self.subscription, "fence": self.fence}
         statement = sql.SQL(_READ).format(table=in_statement(self.table))
         try:
@@ -109,7 +109,7 @@ class SubscriptionRows:
         )
 
     def _is_marked(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if a process marks the table, or has left marked records at its head."""
+        """Return True if a process marks the table, or if there are marked records at the head of the table."""
         if connection.execute(_MARKS, {"marks": MARKS}).fetchone() != (False,):
             return True
         if self.outbox is None or not self.fence:
@@ -122,5 +122,5 @@ class SubscriptionRows:
 
 @cache
 def _say_marked(outbox: str, leader_id: str) -> None:
-    """Log once the leader id of the marks in a table that is about to be read."""
+    """Log, once, the leader id in the marked records of a table that is about to be read."""
     _log.warning("marked_records_found", extra={"table": outbox, "leader_id": leader_id, "next_step": _NEXT_STEP})

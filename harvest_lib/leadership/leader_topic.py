@@ -1,4 +1,4 @@
-"""The leader topic of a NELI pool: created when the first harvester starts, and its troubles."""
+"""The leader topic of a NELI pool: creates it when the first harvester starts, and finds trouble with it."""
 
 import logging
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def ensure_leader_topic(settings: Mapping[str, object], topic: str, shards: int,
 
 
 def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> str:
-    """Return the trouble of the leader topic that Kafka reports; empty without trouble."""
+    """Query Kafka, and return the trouble with the leader topic; an empty string if there is none."""
     try:
         with AdminClient(client_settings(settings)) as admin:
             found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)

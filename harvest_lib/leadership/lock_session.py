@@ -1,15 +1,16 @@
-"""The session in Postgres that takes a pool's lock, proves that it holds it, and releases it.
+"""The session in Postgres that takes a pool's lock, proves that it holds the lock, and releases the lock.
 
-Four advisory locks of the session's database stand for a group:
+Four advisory locks in the session's database belong to a group:
 - *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
 - *left*: held for a moment by a session that has just released *lead* in order;
-- *stand*: shared by all candidates for *lead*, so that its holder knows whether another would take it;
+- *stand*: shared by all candidates for *lead*, so that the holder of *lead* knows whether another session wants it;
 - *group*: shared by the same sessions, so that sessions in the server's other databases detect them.
 
-The keys of the first three are made of the group and of the outbox, so that two outboxes in the same database do not
-wait for each other. The key of *group* is made of the group alone, and so the same in every database.
+The keys of the first three are made of the group and the outbox, so that two outboxes in the same database do not wait
+for each other. The key of *group* is made of the group alone, and is the same in every database.
 
-No session can take *left* without holding *lead*. The server releases it by itself: the leaver may be frozen or gone.
+A session takes *left* only while it holds *lead*. The server releases *left* by itself, as the process that leaves may
+be frozen or dead.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ _STAND = "SELECT pg_try_advisory_lock_shared(%(stand)s), pg_try_advisory_lock_sh
 
 _TABLE = "SELECT to_regclass(%s)::oid::bigint"
 
-# A bigint key is shown in two halves.
+# `pg_locks` shows a bigint key in two halves.
 _LOOK = """
 SELECT coalesce(bool_or(is_ours AND key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
        coalesce(bool_or(is_ours AND key = %(left)s), false) AS left_in_order,
@@ -48,7 +49,7 @@ FROM (
 ) AS advisory
 """
 
-# A single message, hence a single transaction, which the server completes even if this process dies.
+# The statements are a single message, hence a single transaction: the server completes it even if this process dies.
 _LEAVE = """
 SELECT pg_advisory_xact_lock({left});
 SELECT pg_advisory_unlock({lead});
@@ -70,21 +71,22 @@ class LockObservation:
     """The server's answer about the lock."""
 
     held: bool
-    """This session holds the lock."""
+    """True if this session holds the lock."""
     left_in_order: bool
-    """A session that has just released the lock in order still holds *left*."""
+    """True while a session that has just released the lock in order still holds *left*."""
     others_stand: bool = False
-    """Another session would take the lock if it were free."""
+    """True if another session would take the lock if it were free."""
     elsewhere: str = ""
-    """Other databases of the server with sessions of the group that stand for their lock."""
+    """Names of the server's other databases in which sessions of the group stand for a lock."""
 
 
 class LockSession:
-    """One connection. Every call raises DatabaseError when it fails; the lock is gone then, or will be."""
+    """A session on one connection. Every method raises DatabaseError if it fails; the lock is lost then, or soon will
+    be."""
 
     def __init__(self, conninfo: str, group: str, *, idle_timeout_seconds: float, outbox: str = "") -> None:
-        """Connect. The server ends a session that is silent for `idle_timeout_seconds`. `outbox` is the quoted name of
-        the table that is led; empty for none."""
+        """Connect. The server ends a session without a query for `idle_timeout_seconds`. `outbox` is the quoted name of
+        the outbox table; empty for a lock of the group alone."""
         self._outbox = outbox
         self._connection: psycopg.Connection[tuple[object, ...]] = connect(conninfo)
         try:
@@ -99,12 +101,12 @@ class LockSession:
             raise
 
     def try_lock(self) -> bool:
-        """Take the lock if no session has it."""
+        """Take the lock if no other session has it. Return True if this session has the lock now."""
         with translated():
             return self._connection.execute(_TRY, self._keys).fetchone() == (True,)
 
     def look(self) -> LockObservation:
-        """Query whether this session holds the lock, and whether another has just left in order."""
+        """Query whether this session holds the lock, and whether another session has just left in order."""
         with translated():
             values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
             row = self._connection.execute(_LOOK, values).fetchone()
@@ -118,22 +120,23 @@ class LockSession:
         )
 
     def last_leaders(self, rows: SubscriptionRows) -> LastLeaders:
-        """Return the last leaders. An earlier holder has lost the lock by then, and its session can change nothing."""
+        """Return the last leaders. Call it while this session holds the lock: an earlier holder has lost it by then."""
         return rows.read(self._connection)
 
     def leave(self, seconds: float) -> None:
-        """Release the lock, and hold *left* for `seconds` as the sign that it was in order. Returns afterwards."""
+        """Release the lock, and hold *left* for `seconds` as the signal of an orderly release. Blocks as long."""
         names = {name: sql.Literal(self._keys[name]) for name in ("lead", "left")}
         with translated():
             self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **names))
 
     def close(self) -> None:
-        """End the session, and with it whatever it holds."""
+        """End the session. The server releases all of its locks."""
         self._connection.close()
 
 
 def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "") -> str | None:
-    """Return the session that holds the group's lock of an outbox, by process id and client address, or None."""
+    """Return the process id and client address of the session that holds the group's lock of an outbox; None if no
+    session holds it."""
     keys = lock_keys(group, _table(connection, outbox))
     with translated():
         row = connection.execute(_HOLDER, keys).fetchone()
@@ -141,14 +144,15 @@ def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "
 
 
 def lock_keys(group: str, table: int | None) -> dict[str, int]:
-    """Return the keys of a group's locks, for the outbox of this oid."""
+    """Return the keys of a group's four locks by name, for the outbox with the oid `table`."""
     of = f"{group} {table}" if table is not None else group
     keys = {purpose: lock_key(purpose, of) for purpose in ("lead", "left", "stand")}
     return {**keys, "group": lock_key("group", group)}
 
 
 def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:
-    """Return the oid of the outbox. Raises DatabaseUnavailable while it is not to be seen."""
+    """Return the oid of the outbox; None if no outbox was named. Raises DatabaseUnavailable while the outbox is not
+    visible."""
     if not outbox:
         return None
     with translated():

@@ -1,6 +1,6 @@
 """The second proof of NELI: the group's coordinator accepts an offset commit of this member.
 
-A proof is as old as the moment when its commit was sent. With a commit a member publishes its pool, and its trouble.
+The age of a proof counts from when the commit was sent. With each commit a member publishes its pool and its trouble.
 """
 
 from collections import deque
@@ -16,7 +16,8 @@ from harvest_lib.leadership.trouble import Trouble
 
 
 class Membership:
-    """Commits of a member to its leader topic, and the time of the newest accepted commit. Used by one thread."""
+    """Offset commits of a member for its leader topic, and the time of the newest accepted commit. A single thread uses
+    it."""
 
     def __init__(self, topic: str, trouble: Trouble) -> None:
         self.accepted_at = NEVER
@@ -27,17 +28,17 @@ class Membership:
 
     @property
     def unanswered(self) -> int:
-        """Return the number of commits that were not answered yet."""
+        """Return the number of commits without an answer."""
         return len(self._sent)
 
     def commit(self, consumer: KafkaConsumer, pool: Pool | None, assigned: Iterable[Candidacy], now: float) -> None:
-        """Commit where the partitions of candidacies are read, with a description of this process of `pool`."""
-        # The current offset, because goharvest starts from the committed offset: from 0 it would read old heartbeats
-        # for long.
+        """Commit the read positions in the partitions of candidacies, with a description of this process of `pool`."""
+        # The current position is committed, because goharvest starts from the committed offset: from 0 it would read
+        # old heartbeats for long.
         trouble = self._trouble.text
         said = spoken(pool, consumer.memberid() or "", trouble) if pool is not None else ""
         positions = [(candidacy.shard, candidacy.position) for candidacy in assigned]
-        if said and trouble:  # it may never receive anything, and has to publish the reason
+        if said and trouble:  # this member may never receive a message, and yet has to publish the trouble
             positions = [(shard, self._end(consumer, shard) if at is None else at) for shard, at in positions]
         offsets = [TopicPartition(self._topic, shard, at, said) for shard, at in positions if at is not None]
         if offsets:
@@ -45,7 +46,7 @@ class Membership:
             self._sent.append(now)
 
     def answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-        """Take the answer to the oldest commit that has none."""
+        """Note the answer to the oldest commit without an answer."""
         sent_at = self._sent.popleft() if self._sent else NEVER
         if error is None and all(partition.error is None for partition in partitions):
             self.accept(sent_at)
@@ -55,10 +56,10 @@ class Membership:
                 self._trouble.note("commit", each)
 
     def accept(self, sent_at: float) -> None:
-        """Take that a commit was accepted."""
+        """Note that a commit that was sent at `sent_at` was accepted."""
         self.accepted_at = max(self.accepted_at, sent_at)
 
     def _end(self, consumer: KafkaConsumer, shard: int) -> int | None:
-        """Return where a partition ends, if the client knows."""
+        """Return the end offset of a partition, if the client knows it."""
         known = consumer.get_watermark_offsets(TopicPartition(self._topic, shard), cached=True)
         return known[1] if known is not None and known[1] >= 0 else None

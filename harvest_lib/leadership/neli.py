@@ -4,24 +4,24 @@
        ▲                                  │                         │
        └────────── revoked or lost ───────┴─────────────────────────┘
 
-Two proofs, each as old as the moment it was *sent*, keep a term alive for the heartbeat timeout:
-1. the process receives its own heartbeat, through the partition: it reaches the leader topic, both ways;
-2. the group's coordinator accepts an offset commit: it is still a member of the present generation. The heartbeat alone
-   cannot prove that: a member that was expelled while it was frozen goes on fetching until it is notified.
+Two proofs keep a term alive for the heartbeat timeout, counted from when each proof was *sent*:
+1. The process receives its own heartbeat back from the partition: so it can write to and read from the leader topic.
+2. The group's coordinator accepts an offset commit: so the process is a member of the group's present generation. The
+   heartbeat alone cannot prove that: a member that was expelled while it was frozen fetches until it is notified.
 
-The first is each shard's own, so a shard is fenced alone; the second is the member's, for all its shards at once.
+Each shard has its own heartbeats, so a single shard may be fenced. The accepted commit proves all shards of a member.
 
-A heartbeat carries the random id of its term, so a heartbeat that was buffered during a freeze, or of an earlier term,
-proves nothing. A fenced process leads again under a new id once both proofs are renewed.
+A heartbeat carries the random id of its term. So a heartbeat that was buffered during a freeze, or that belongs to an
+earlier term, proves nothing. A fenced process leads again under a new id once both proofs are renewed.
 
-A rebalance revokes all partitions of all members before it assigns them again, and waits until records in flight land:
-a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
+A rebalance revokes all partitions of all members, waits until records in flight have landed, and assigns the partitions
+again: so a shard pauses even if it keeps its leader. Partitions beyond the number of shards are ignored.
 
-The leader topic is polled every `min_poll_interval_seconds`, and each time until everything there has been received.
+The leader topic is polled every `min_poll_interval_seconds`, and each poll receives all pending messages.
 
-With its commits a member publishes its pool, and its trouble with leading (`group_members`). A member that cannot prove
-itself queries Kafka for trouble with the leader topic, on a thread of its own; a member that has to wait queries there
-for members of another pool (`other_pools`).
+With its commits a member publishes its pool, and the trouble that keeps it from leading (`group_members`). On another
+thread, a member without proofs queries Kafka for trouble with the leader topic, and a member that has to wait queries
+Kafka for members of another pool (`other_pools`).
 """
 
 import logging
@@ -66,9 +66,9 @@ _log = logging.getLogger(__name__)
 
 
 class Neli(ElectedLeadership):
-    """`Leadership` over Kafka itself. `client` holds the raw settings of the user, secrets in clear.
+    """`Leadership` by a consumer group of Kafka. `client` has the user's settings, with secrets in clear text.
 
-    `consumer_provider` and `producer_provider` make the clients, from librdkafka settings.
+    `consumer_provider` and `producer_provider` make the clients from librdkafka settings.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Neli(ElectedLeadership):
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._fenced: list[tuple[float, Term]] = []  # until when records that such a term had on the wire may arrive
+        self._fenced: list[tuple[float, Term]] = []  # fenced terms, and until when their records may arrive
         self._trouble = Trouble()
         self._last_error = LastError()
         self._diagnosis = Diagnosis(
@@ -123,7 +123,7 @@ class Neli(ElectedLeadership):
         self._diagnosis.stop()
         super().stop(timeout_seconds)
 
-    # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
+    # Everything below runs on the election thread. So do rebalance callbacks, as poll() and close() call them.
 
     def _clients(self) -> tuple[KafkaConsumer, KafkaProducer]:
         callbacks = {"error_cb": self._on_error, "throttle_cb": self._on_throttle}
@@ -136,7 +136,7 @@ class Neli(ElectedLeadership):
         settings = self._settings
         consumer.subscribe(
             [settings.topic],
-            # The own consumer, not the callback's client, which may be wrapped.
+            # `consumer` is passed, not the client that the callback gets, which may be wrapped.
             on_assign=lambda _client, partitions: self._on_assign(consumer, partitions),
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
@@ -155,8 +155,8 @@ class Neli(ElectedLeadership):
             consumer.close()
 
     def _listen(self, consumer: KafkaConsumer, until: float) -> None:
-        """Receive pending messages. Endless writes of other programs to the topic do not delay the check of the own
-        proofs."""
+        """Receive pending messages until the time `until`, so that endless writes of other programs to the topic do not
+        delay the check of the proofs."""
         message = consumer.poll(self._settings.poll_duration_seconds)
         while message is not None:
             self._receive(message)
@@ -176,14 +176,14 @@ class Neli(ElectedLeadership):
         doubts = [(now + self._settings.session_timeout_seconds, term) for term in terms]
         shards = {candidacy.shard for candidacy in candidacies}
         doubts += [(until, term) for until, term in self._fenced if until > now and term.shard in shards]
-        # The successors are not elected before this returns, so records in flight may land first.
+        # No successor is elected before this returns, so records in flight may land first.
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
         for _, term in doubts:
             if not term.quiesced.wait(deadline.remaining_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
         if in_doubt := [until for until, term in doubts if term.abandoned]:
-            # Their records on the wire may still arrive: the successors begin when they would after a kill. A stop does
-            # not wait for this; then the session runs out, which takes as long.
+            # Records of these terms may still arrive: the successors begin when they would after a kill. A stop does
+            # not wait for this: then the session runs out, which takes as long.
             threading.Event().wait(max(in_doubt) - now)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
@@ -270,7 +270,7 @@ class Neli(ElectedLeadership):
         self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]
 
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:
-        """Log the missing proof."""
+        """Log which proof is missing, and request a diagnosis."""
         self._diagnosis.request()
         accepted_at = self._membership.accepted_at
         _log.warning(

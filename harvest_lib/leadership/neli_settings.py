@@ -1,20 +1,20 @@
-"""The settings of NELI, and what follows from them for its two clients of Kafka."""
+"""The settings of NELI, and the librdkafka settings of its consumer and its producer that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# If a member of two, with two shards, leaves, the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
+# If one of two members leaves, with two shards, the other leads both after 0.4 s (worst 0.7 s); without, 0.6 s (1 s).
 _SHARING = {
     "partition.assignment.strategy": "roundrobin,range",  # by turns: even, however many partitions are unused
-    "fetch.wait.max.ms": 100,  # a new assignment is not fetched before the previous fetch has returned
-    "statistics.interval.ms": 250,  # they are not read: they wake the thread that sends heartbeats, else only every 500
+    "fetch.wait.max.ms": 100,  # the first fetch after an assignment waits for the return of the previous fetch
+    "statistics.interval.ms": 250,  # wakes the thread of the group's heartbeats, which else wakes every 500 ms
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeliSettings:
-    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`: a leader that lost touch fences
-    itself before another can be elected."""
+    """Settings of NELI; times are in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`, so that a
+    leader without contact to Kafka fences itself before another can be elected."""
 
     topic: str
     group_id: str
@@ -22,12 +22,12 @@ class NeliSettings:
     create_topic: bool = True
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
-    """The leader topic is polled no more often than this, and heartbeats come no more often."""
+    """Least time between two polls of the leader topic, and between two heartbeats."""
     poll_duration_seconds: float = 0.001
-    """Wait of a poll for a message that is not there yet."""
+    """How long a poll waits for a message."""
     session_timeout_seconds: float = 10.0
     quiesce_timeout_seconds: float = 5.0
-    """Limit of a rebalance's wait for records in flight to land."""
+    """Limit of the wait for records in flight to land, in a rebalance."""
 
     @property
     def heartbeat_interval_seconds(self) -> float:
@@ -35,7 +35,7 @@ class NeliSettings:
         return max(self.min_poll_interval_seconds, self.heartbeat_timeout_seconds / 10)
 
     def consumer(self) -> Mapping[str, object]:
-        """Return the librdkafka settings of the consumer, with which a member stands and receives its heartbeats."""
+        """Return the librdkafka settings of the consumer by which a member joins the group and receives heartbeats."""
         return {
             "group.id": self.group_id,
             "group.protocol": "classic",

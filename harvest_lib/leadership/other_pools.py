@@ -1,7 +1,7 @@
-"""Pools that stand in the same election by mistake: whichever leads, the outbox of the other is not harvested.  A
-newcomer queries the identity of the group's members before it joins, and repeats this every few seconds while it waits.
-If a member of another pool owns a partition, the newcomer does not stand; it notifies the other through the leader
-topic.
+"""Detects pools that stand in the same election by mistake: whichever leads, the outbox of the other is not harvested.
+A newcomer queries the identity of the group's members before it joins, and every few seconds while it waits. If a
+member of another pool owns a partition, the newcomer does not stand for election, and notifies that member through the
+leader topic.
 """
 
 import json
@@ -32,8 +32,8 @@ class OtherPools:
         self._conflicts = ConflictLog()
 
     def find(self) -> PoolConflict | None:
-        """Return the conflict with a member of another pool that owns a partition; None if there is none, or it is
-        unknown."""
+        """Return the conflict with a member of another pool that owns a partition; None if there is no such member, or
+        if the members are unknown."""
         try:
             found = members(self._client, self.pool.group)
         except KafkaException as error:
@@ -44,13 +44,13 @@ class OtherPools:
         return next((conflict for conflict in conflicts if conflict is not None), None)
 
     def refuse(self) -> None:
-        """Raise PoolConflict if another pool is there, and notify it."""
+        """Raise PoolConflict if a member of another pool owns a partition, after notifying that member."""
         if (conflict := self.find()) is not None:
             self.tell(conflict)
             raise conflict
 
     def tell(self, conflict: PoolConflict) -> None:
-        """Notify the other pool, if this role may."""
+        """Notify the other pool through its leader topic, if this role may write to the topic."""
         own = {"message.timeout.ms": int(_SENT_SECONDS * 1000), "allow.auto.create.topics": False, "linger.ms": 0}
         with suppress(KafkaException, BufferError):
             producer = self._producer_provider(client_settings(self._client, **own))
@@ -59,11 +59,12 @@ class OtherPools:
             producer.close()
 
     def is_first(self, conflict: PoolConflict) -> bool:
-        """Return True if this pool stays, where both own a partition: one of them leaves."""
+        """Return True if this pool stays when both pools own a partition. Exactly one of them leaves."""
         return str(self.pool) < str(Pool.of_json(conflict.theirs))
 
     def hear(self, message: bytes | str | None) -> PoolConflict | None:
-        """Return the conflict, if a message of the leader topic is from another pool; each is logged once."""
+        """Return the conflict if a message of the leader topic is the notice of another pool, else None. Each conflict
+        is logged once."""
         word = _WORD.encode() if isinstance(message, bytes) else _WORD
         if not message or word not in message:  # type: ignore[operator]
             return None

@@ -1,7 +1,7 @@
-"""Identity of a pool: its election and the outbox that it harvests, as its processes publish them, and its comparison.
+"""Identity of a pool, as its processes publish it: its election and the outbox that it harvests. Compares identities.
 
-Two processes belong to the same pool if they stand in the same election for the same outbox. Neither the host of a
-process nor the address by which it reaches Postgres is part of that: both change in the life of a pool.
+Two processes belong to the same pool if they stand in the same election for the same outbox. The host of a process and
+the address by which it reaches Postgres do not identify a pool: both may change while the pool runs.
 """
 
 import logging
@@ -20,10 +20,11 @@ OUTBOX = frozenset({"database", "table"})
 """The fields that identify an outbox."""
 SUBSCRIPTION = frozenset({"subscription"})
 DELIVERY = frozenset({"delivery", "fence"})
-"""The fields that decide what readers are promised."""
+"""The fields that decide the delivery guarantee for readers."""
 
 _KNOWN_BY = {"fence": "delivery"}
-"""Fields that may be empty, and are known where the mapped field is not. Any other empty field is unknown."""
+"""Fields whose empty value has a meaning: each is known if the field that it maps to is not empty. Any other empty
+field is unknown."""
 
 _LOGGED = ("group", "process", "server", "table", "leader_topic")
 _LONGEST_TEXT, _MOST_LOGGED = 300, 100
@@ -31,7 +32,7 @@ _LONGEST_TEXT, _MOST_LOGGED = 300, 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A pool, and the process that speaks for it. Unknown fields are empty."""
+    """A pool, and the process that describes it. Unknown fields are empty."""
 
     leadership: str
     group: str = ""
@@ -39,7 +40,7 @@ class Pool:
     cluster: str = ""
     """The id of the Kafka cluster that holds the election."""
     process: str = ""
-    """The name of the process: host, process id and start time, unless it was given another."""
+    """The name of the process: by default host, process id and start time."""
     server: str = ""
     """`host:port/database`, for operators: other processes may reach the same server by another address."""
     database: str = ""
@@ -49,14 +50,15 @@ class Pool:
     subscription: str = ""
     delivery: str = ""
     fence: str = ""
-    """The means by which it fences a former leader, see `last_leaders`; empty if it does not."""
+    """The means by which the process fences a former leader, see `last_leaders`; empty if it fences none."""
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: object) -> "Pool | None":
-        """Return the pool that a process has published, cut to a sensible length; None if that is no pool."""
+        """Return the pool that a process has published, with texts cut to a sensible length; None if `value` is not a
+        pool."""
         if not isinstance(value, Mapping) or not isinstance(value.get("leadership"), str):
             return None
         known = {field.name for field in fields(cls)}
@@ -65,13 +67,14 @@ class Pool:
         )
 
     def differences(self, other: "Pool") -> frozenset[str]:
-        """Return the names of the identifying fields in which both differ, as far as both are known."""
+        """Return the names of the identifying fields in which the two pools differ. A field that is unknown in either
+        pool does not count."""
         ours, theirs = self.as_json(), other.as_json()
         different = {name for name in (*ELECTION, *OUTBOX, *SUBSCRIPTION, *DELIVERY) if ours[name] != theirs[name]}
         return frozenset(name for name in different if all(each[_KNOWN_BY.get(name, name)] for each in (ours, theirs)))
 
     def is_one_election(self, other: "Pool") -> bool:
-        """Return True if both stand in the same election, as far as is known."""
+        """Return True if the known fields show no difference between the elections of the two pools."""
         return not self.differences(other) & ELECTION
 
     def __str__(self) -> str:
@@ -83,8 +86,8 @@ class Pool:
 
 
 def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes on the same outbox; None if they are of the same pool, and alike, or if each
-    has a subscription and an election of its own."""
+    """Return the conflict of two processes on the same outbox. Return None if they belong to the same pool and deliver
+    alike, or if each has its own subscription and its own election."""
     if ours.differences(theirs) & SUBSCRIPTION:
         is_elected = ours.leadership != "solo" and bool(ours.group) and ours.is_one_election(theirs)
         return conflict_in_group(ours, theirs) if is_elected else None
@@ -94,7 +97,7 @@ def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes in the same consumer group; None if they are of the same pool."""
+    """Return the conflict of two processes in the same consumer group; None if they belong to the same pool."""
     different = ours.differences(theirs)
     if not different & {*OUTBOX, *SUBSCRIPTION, "leader_topic"}:
         return None
@@ -110,7 +113,7 @@ def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error of two pools on the same subscription: each would depose the other."""
+    """Return the error for two pools with different elections on the same subscription: each would depose the other."""
     elsewhere = (
         f"; theirs is held in another Kafka cluster ({theirs.cluster}, ours {ours.cluster})"
         if "cluster" in ours.differences(theirs)
@@ -127,7 +130,8 @@ def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
 
 
 def _as_theirs(ours: Pool, theirs: Pool) -> str:
-    """Name the settings of a pool with the same name and another election: its processes may be restarted in turn."""
+    """Return the settings of a pool with the same group and another kind of election, as its processes may be restarted
+    one by one with new settings; an empty string for any other pool."""
     if ours.group != theirs.group or ours.leadership == theirs.leadership:
         return ""
     delivery = f" and `delivery: {theirs.delivery}`" if theirs.delivery else ""
@@ -135,8 +139,8 @@ def _as_theirs(ours: Pool, theirs: Pool) -> str:
 
 
 def _two_deliveries(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error of two processes in the same pool with different deliveries: the leader decides the promise.
-    Nothing is lost by it: each waits until the other is surely over."""
+    """Return the error for two processes of the same pool with different deliveries: the guarantee for readers depends
+    on which of them leads. No record is lost: each waits until the other's term is certainly over."""
     return PoolConflict(
         f"a process of this pool delivers by {theirs.delivery!r}, not by {ours.delivery!r}: {theirs}",
         evidence=f"this process is {ours}: the promise to readers changes with the leader, and failover between the "
@@ -154,7 +158,7 @@ class ConflictLog:
         self._logged: deque[Pool | None] = deque(maxlen=_MOST_LOGGED)
 
     def log(self, error: PoolConflict) -> None:
-        """Log a conflict, unless that with the same process was logged."""
+        """Log a conflict, unless a conflict with the same process was logged."""
         theirs = Pool.of_json(error.theirs)
         if theirs in self._logged:
             return
@@ -170,5 +174,6 @@ class ConflictLog:
 
 
 def announced(leader_id: UUID | str) -> str:
-    """Return the application name of the connection on which a leader keeps its checkpoints, as long as it lives."""
+    """Return the application name of a leader's connection for checkpoints, which is open as long as the leader
+    lives."""
     return f"harvest leader {leader_id}"

@@ -1,39 +1,41 @@
-"""Leadership by a lock in the harvested database: for pools that do not depend on Kafka to elect.
+"""Leadership by a lock in the harvested database, for pools that elect their leader without Kafka.
 
-    standby ──takes the lock──► successor ──the one before is over, or fenced──► leader ──no fresh proof──► fenced
+    standby ──takes the lock──► successor ──predecessor's term over or fenced──► leader ──no fresh proof──► fenced
        ▲                            │                                          │                          │
        ├───── the session ended ────┴──────────────────────────────────────────┼──────────────────────────┤
-       └──────────────── stopped: in flight landed, lock let go ───────────────┘      proof: leader again, new id
+       └─────────── stopped: records in flight landed, lock released ──────────┘      proof: leader again, new id
 
 Promises
-- At most one term of a group counts at any time, however sessions end. A term is live for the heartbeat timeout from
-  when its newest proof was *sent*; a proof is an answer of the server that this very session holds the lock.
+- The actions of at most one term of a group take effect at any time, however sessions end. A proof is an answer of the
+  server that this very session holds the lock. A term is live for the heartbeat timeout, counted from when its newest
+  proof was *requested*.
 - A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
-    while its holder still believes it leads. Its later actions change nothing once the next leader has begun, if both
-  deliver by the same fence (`transactional`, `sequenced`), as the rows of the subscription show (`last_leaders`): then
-  the next leader begins at once, and for a moment two terms may be live.
-- Else the next holder of the lock waits for the session timeout before its term begins: by then the lease of its
-  predecessor is over, and the predecessor's queue has expired.
-- The wait is spared, too, when the predecessor has left in order: its term ended, nothing in flight. It shows this by
-  holding a second lock for a moment. The successor sees that, and begins when that lock is free again, so that an old
-  sign is never taken for a new one. A leader that was not yet sure itself, had records in flight, abandoned some, or
-  was fenced less than a session timeout ago leaves without that sign.
-- A leader that Kafka has not answered for the session timeout leaves, if another process stands for the lock, and does
-  not stand for it again before Kafka answers. Without a standby it stays and retries.
-- A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
+  while the former holder still believes that it leads. If both leaders deliver by the same fence (`transactional`,
+  `sequenced`), as the rows of the subscription show (`last_leaders`), later actions of the former holder have no effect
+  once the next leader has begun. Then the next leader begins at once, and for a moment two terms may be live.
+- Without such a fence the next holder of the lock waits for the session timeout before its term begins. By then the
+  lease of its predecessor is over, and the predecessor's queue has expired.
+- This wait is not needed either if the predecessor has left in order: its term ended with no record in flight. The
+  predecessor signals this by holding a second lock for a moment. The successor sees the signal, and begins when the
+  second lock is free again, so that it never takes an old signal for a new one. A leader whose own wait was not over,
+  that had records in flight, abandoned some, or was fenced less than a session timeout ago leaves without the signal.
+- If Kafka has not answered a leader for the session timeout, and another process stands for the lock, the leader leaves
+  and does not stand for the lock again before Kafka answers. Without a standby it stays and retries.
+- The server ends the session of a process that is frozen or cut off, after the heartbeat timeout
   (`idle_session_timeout`, Postgres 14).
 
 Limits
-- Without a fence, with the defaults, a killed leader is followed after 10 s, a frozen leader after 15 s. The first to
-  start waits 10 s too: it cannot know that there was no leader. With a fence the times are a moment, and 5 s.
-- The members have to use the same database: advisory locks are its own. A group that leads in another database of the
-  server too is logged; on another server it is not detected. A failover to another server that leaves the old server
-  alive gives two locks.
-- Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
-  a shared session, and two could lead. Connect directly, or in `session` mode.
+- Without a fence, with the defaults, a killed leader is followed after 10 s, a frozen leader after 15 s. The first
+  process to start waits 10 s too: it cannot know that there was no leader. With a fence the next leader follows a
+  killed leader after a moment, and a frozen leader after 5 s.
+- All members have to use the same database, as advisory locks belong to a database. If the group leads in another
+  database of the server too, that is logged; on another server it is not detected. A failover to another server that
+  leaves the old server alive gives two locks.
+- A pooler that shares sessions (PgBouncer's `transaction` and `statement` modes) must not be used: the lock would
+  belong to a shared session, and two processes could lead. Connect directly, or in `session` mode.
 - A single lock stands for all shards, and its holder leads them all. The processes of a pool do not know of each other,
   and a process that took only some locks would leave shards without a leader.
-- A standby queries ten times a second, a leader ten times per heartbeat timeout; each holds a connection.
+- A standby queries ten times a second, a leader ten times per heartbeat timeout. Each process holds a connection.
 """
 
 import logging
@@ -52,34 +54,34 @@ from harvest_lib.postgres.database import log_denied
 _log = logging.getLogger(__name__)
 
 _STANDBY_SECONDS = 0.1
-"""A standby asks no more often: it is part of how long an outbox has no leader."""
+"""Least time between two attempts of a standby to take the lock. It adds to the time without a leader."""
 _WORD_SECONDS = 0.5
-"""How long a leaver holds its sign, so that a standby sees it."""
+"""How long a leader that leaves in order holds the second lock, so that a standby sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresLeadershipSettings:
-    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`, and a producer's queue expires
-    within it."""
+    """Settings of the election; times are in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds` and
+    the time after which a producer's queue expires."""
 
     group: str
     outbox: str = ""
-    """The name of the table, quoted: each outbox has a lock of its own. Empty for a lock by the group alone."""
+    """The quoted name of the table: each outbox has a lock of its own. Empty for a lock of the group alone."""
     shards: int = 1
-    """All are led by the holder of the lock."""
+    """Number of shards. The holder of the lock leads all of them."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
-    """Postgres is asked no more often than this."""
+    """Least time between two queries to Postgres."""
     session_timeout_seconds: float = 10.0
-    """Wait of a new holder of the lock, unless its predecessor left in order, or can do nothing more."""
+    """How long a new holder of the lock waits, unless its predecessor left in order or is fenced."""
     quiesce_timeout_seconds: float = 5.0
-    """Limit of a stop's wait for records in flight to land."""
+    """Limit of the wait for records in flight to land, in a stop."""
     io_error_backoff_seconds: float = 0.5
-    """Pause before connecting again."""
+    """Pause before the next connection after an error."""
 
 
 class PostgresLeadership(ElectedLeadership):
-    """`Leadership` by a session's advisory lock, with a key made of the group's name and the outbox."""
+    """`Leadership` by an advisory lock of a session. The key of the lock is made of the group's name and the outbox."""
 
     def __init__(
         self,
@@ -89,8 +91,8 @@ class PostgresLeadership(ElectedLeadership):
         rows: SubscriptionRows | None = None,
         kafka_silent_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`rows` gives the last leaders, and whether there is anything to wait for; without it that is not known.
-        `kafka_silent_seconds` returns, without waiting, for how long Kafka has been silent, 0 if it answers."""
+        """`rows` reads the last leaders, and whether they are fenced; without `rows` that is unknown.
+        `kafka_silent_seconds` returns, without waiting, for how long Kafka has not answered; 0 if it answers."""
         super().__init__()
         self._settings = settings
         self._conninfo = conninfo
@@ -120,7 +122,7 @@ class PostgresLeadership(ElectedLeadership):
             outbox=settings.outbox,
         )
 
-    # All below runs on the thread of its own.
+    # Everything below runs on the election thread.
 
     def _run(self, session: LockSession | None) -> None:
         while not self._stopping.is_set():
@@ -144,7 +146,7 @@ class PostgresLeadership(ElectedLeadership):
                 session = None
 
     def _campaign(self, session: LockSession) -> None:
-        """Live through a session: wait for the lock, hold it, leave."""
+        """Use one session: wait for the lock, hold it, release it."""
         while not self._stopping.is_set():
             if session.try_lock():
                 self._hold(session, waits_until=self._clock() + self._settings.session_timeout_seconds)
@@ -152,12 +154,13 @@ class PostgresLeadership(ElectedLeadership):
             self._stopping.wait(self._standby_seconds)
 
     def _hold(self, session: LockSession, waits_until: float) -> None:
-        """Lead once the terms of all earlier holders of the lock are over; return when the lock is lost or let go.
+        """Lead once the terms of all earlier holders of the lock are over. Return when the lock is lost or released.
 
-        The wait counts from the *answer*: the lock may have been freed as late as that.
+        `waits_until` counts from the *answer* to the request for the lock: the lock may have been freed as late as
+        that.
         """
         last: Sequence[Term] = ()
-        since = in_doubt_until = self._clock()  # abandoned records of a fenced term may arrive until then
+        since = in_doubt_until = self._clock()  # until then abandoned records of a fenced term may arrive
         while not self._stopping.is_set():
             sent_at = self._clock()
             observation = session.look()
@@ -176,7 +179,7 @@ class PostgresLeadership(ElectedLeadership):
             elif len(self._registry.terms) == self._settings.shards:
                 pass
             elif observation.left_in_order:
-                waits_until = sent_at  # and until then no process begins: its sign could be taken for a later sign
+                waits_until = sent_at  # begin only once the signal is gone: it could be taken for a later leader's
             else:
                 before = session.last_leaders(self._rows) if self._rows is not None else UNKNOWN
                 if (before.are_fenced or sent_at >= waits_until) and self._clock() < lease_until:
@@ -188,7 +191,7 @@ class PostgresLeadership(ElectedLeadership):
         self._leave(session, last, in_doubt_until)
 
     def _say_elsewhere(self, databases: str) -> None:
-        """Log, once for each change, other databases with a leader of the group."""
+        """Log other databases of the server in which the group elects, once for each change."""
         if databases not in {"", self._elsewhere}:
             _log.warning(
                 "group_leads_elsewhere",
@@ -204,7 +207,8 @@ class PostgresLeadership(ElectedLeadership):
         self._elsewhere = databases or self._elsewhere
 
     def _finds_itself_cut_off(self, since: float) -> bool:
-        """Return True if Kafka has not answered for the session timeout, since this process has the lock."""
+        """Return True if Kafka has not answered for the session timeout. Only time since `since`, at which this process
+        got the lock, counts."""
         silent_seconds = min(self._kafka_silent_seconds(), self._clock() - since)
         if silent_seconds < self._settings.session_timeout_seconds:
             return False
@@ -217,13 +221,13 @@ class PostgresLeadership(ElectedLeadership):
         return True
 
     def _await_kafka(self) -> None:
-        """Do not stand for the lock before Kafka answers, if it was released because Kafka did not."""
+        """If this process released the lock because Kafka did not answer, wait until Kafka answers."""
         while self._is_cut_off and self._kafka_silent_seconds() and not self._stopping.is_set():
             self._stopping.wait(self._settings.io_error_backoff_seconds)
         self._is_cut_off = False
 
     def _terms(self, lease_until: float, before: LastLeaders) -> tuple[Term, ...]:
-        """Make terms of the shards that have none."""
+        """Return new terms for the shards that have no term."""
         return tuple(
             Term(
                 uuid.uuid4(),
@@ -238,16 +242,17 @@ class PostgresLeadership(ElectedLeadership):
         )
 
     def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:
-        """Release the lock; in order, if this process had terms and none of its records can arrive any more."""
+        """End the terms. If this process had terms and none of its records can arrive any more, release the lock in
+        order; otherwise the caller closes the session, which frees the lock."""
         self._registry.vacate(TermEnd.REVOKED)
         if not last:
-            return  # the predecessor may still believe that it leads: the next has to wait as this process would have
+            return  # the predecessor may still believe that it leads: the next holder of the lock has to wait too
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
         while unquiet := [term for term in last if not term.quiesced.is_set()]:
             if deadline.passed:
                 _log.warning("term_not_quiesced", extra={"leader_id": str(unquiet[0].leader_id)})
                 return
             unquiet[0].quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds))
-            session.look()  # or the server takes this process for frozen
+            session.look()  # without a query the server would take this process for frozen
         if not any(term.abandoned for term in last) and self._clock() >= in_doubt_until:
             session.leave(max(_WORD_SECONDS, 2 * self._standby_seconds))

@@ -1,4 +1,4 @@
-"""Protocol of leadership: a term for each shard that is led, and the knowledge of when it is over.
+"""Protocol of leadership: an elected process has a term for each shard that it leads, and knows when a term is over.
 
 standby ──elected──► term is live ──revoked (notified in time: land records in flight, then let go)──► standby
                           │
@@ -25,8 +25,9 @@ class TermEnd(enum.Enum):
 class Term:
     """An uninterrupted period of leadership of a shard, identified by a random UUID that is never used again.
 
-    Live until it is ended or until its lease runs out, whichever comes first. The lease is checked before each action,
-    against a clock that cannot be stopped, so a frozen process that thaws knows without being notified.
+    A term is live until it is ended or its lease runs out, whichever comes first. The holder checks the lease before
+    each action, against a clock that runs on while the process is frozen. So a process that thaws knows without being
+    notified.
     """
 
     def __init__(
@@ -42,68 +43,72 @@ class Term:
         self.leader_id = leader_id
         self.shard = shard
         self.after_epoch = after_epoch
-        """The epoch of the shard when the term was granted. If another has raised it since, the term is not to begin.
-        None where the election does not look at epochs."""
+        """The epoch of the shard when the term was granted. If another leader has raised the epoch since, the term must
+        not begin. None if the election does not read epochs."""
         self.fences = fences
-        """True if beginning fences the previous leader, so that there is nothing of it to wait for."""
+        """True if the begin of the term fences the previous leader, so that no wait for that leader is needed."""
         self.quiesced = threading.Event()
-        """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
+        """The harvester clears this event when it begins to act, and sets it once no record of the term is in
+        flight."""
         self.quiesced.set()
         self.abandoned = False
-        """Set by the harvester, before `quiesced`, if records in flight may still arrive."""
+        """The harvester sets this to True, before `quiesced`, if records in flight may still arrive."""
         self._clock = clock
         self._lease_until = lease_until
         self._end: TermEnd | None = None
 
     def is_live(self) -> bool:
-        """Return True if the holder may act. Cheap: asked before every record."""
+        """Return True if the holder of the term may act. The check is cheap, as it is made before each slice of
+        records."""
         return self._end is None and self._clock() < self._lease_until
 
     def may_finish(self) -> bool:
         """Return True if records in flight may still land: the term is live, or it was revoked and its lease has not
-        run out. Until then a successor waits for `quiesced`."""
+        run out. Until the lease runs out, a successor waits for `quiesced`."""
         return self._end is not TermEnd.FENCED and self._clock() < self._lease_until
 
     def extend(self, lease_until: float) -> None:
-        """Move the end of the lease; it never moves back, and a lease that ran out stays so."""
+        """Move the end of the lease forward. It never moves back, and a lease that ran out is not extended."""
         if self.is_live():
             self._lease_until = max(self._lease_until, lease_until)
 
     def end(self, how: TermEnd) -> None:
-        """End the term; the first reason stays."""
+        """End the term. If it was ended before, the first reason stays."""
         if self._end is None:
             self._end = how
 
     @property
     def ended(self) -> TermEnd | None:
-        """Return why the term is over, or None while it is live. A lease that ran out fences."""
+        """Return why the term is over, or None while it is live. A lease that ran out counts as FENCED."""
         if self._end is None and self._clock() >= self._lease_until:
             return TermEnd.FENCED
         return self._end
 
 
 class Leadership(Protocol):
-    """A way to agree on a leader for each shard. A single thread calls `start` and `stop`, others call the rest.
+    """Election of a leader for each shard. A single thread calls `start` and `stop`; any thread may call the other
+    methods.
 
-    A process may lead several shards, each under a term of its own; the terms end singly or together.
+    A process may lead several shards, each under a term of its own. The terms end singly or together.
     """
 
     def start(self) -> None:
-        """Begin to stand for election; raises KafkaError or DatabaseError when that is not possible at all."""
+        """Begin to stand for election. Raises KafkaError or DatabaseError if this process can take no part in it."""
         ...
 
     def term(self, timeout_seconds: float) -> Term | None:
-        """Return the live term of this process, of its lowest shard; wait up to `timeout_seconds` for one."""
+        """Return the live term of the lowest shard that this process leads. Wait for a term up to `timeout_seconds`;
+        return None if there is none by then."""
         ...
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        """Return the live terms of this process, in order of their shards; at most one for each.
+        """Return the live terms of this process, in order of their shards, at most one for each shard.
 
-        Waits up to `timeout_seconds` for as long as they equal the `known` terms. A lease that runs out does not end
-        the wait: the harvester checks `is_live` of a term when it acts under it.
+        Wait up to `timeout_seconds` while the live terms equal the `known` terms. A lease that runs out does not end
+        the wait: the harvester checks `is_live` of a term before it acts under the term.
         """
         ...
 
     def stop(self, timeout_seconds: float) -> None:
-        """Give leadership up, so that another process can have it at once. Safe to repeat."""
+        """Give leadership up, so that another process can lead at once. Safe to repeat."""
         ...

@@ -1,9 +1,9 @@
-"""Two pools on the same subscription, or two subscriptions in the same election: detected before either deposes the
-other, or waits for ever, and reported on both sides.  A leader writes its identity beside its epoch (column `leader` of
-`<outbox>_subscriptions`). A process that is about to lead reads it. If a living leader of another pool has the row, the
-newcomer leaves its own name there and does not begin; the leader finds that name at its next check of the row.  A
-leader counts as alive while the connection of its checkpoints is open and was lately used: the leader queries every
-second, and a connection that was lost together with its machine stays open for hours.
+"""Detects two pools on the same subscription, or two subscriptions in the same election, and reports the conflict on
+both sides, before either pool deposes the other or waits for ever.  A leader writes its identity beside its epoch
+(column `leader` of `<outbox>_subscriptions`). A process that is about to lead reads that identity. If a living leader
+of another pool has the row, the newcomer writes its own name there and does not begin; the leader finds that name at
+its next check of the row.  A leader counts as alive while its connection for checkpoints is open and was used lately:
+the leader queries every second, and after the loss of a machine its connections stay open for hours.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ _LOOKS_EVERY_SECONDS = 1.0
 
 
 class Rivals:
-    """Other pools on the outbox of `pool`, which harvests `subscription`. Used by one thread at a time.
+    """Detects other pools on the outbox of `pool`, which harvests `subscription`. One thread at a time may use it.
 
     `table` is the table of subscriptions. A leader that was silent for `stale_seconds` does not count as alive.
     """
@@ -61,9 +61,9 @@ class Rivals:
         self._conflicts = ConflictLog()
 
     def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
-        """Raise PoolConflict if a living leader of another pool has the shard, by default any, or a leader of this
-        election has another subscription, and notify it unless `tell` is false. A leader of this pool with another
-        delivery is only notified and logged."""
+        """Raise PoolConflict if a living leader of another pool has the shard (by default any shard), or if a leader of
+        this election has another subscription. Notify that leader, unless `tell` is false. A leader of this pool with
+        another delivery is only notified and logged."""
         for subscription, led, leader_id, theirs in self._leaders(connection, shard):
             conflict = conflict_on_outbox(self._pool, theirs)
             if conflict is None:
@@ -78,19 +78,19 @@ class Rivals:
             self._conflicts.log(conflict)
 
     def _leaders(self, connection: psycopg.Connection[Any], shard: int | None) -> list[tuple[str, int, str, Pool]]:
-        """Return the subscriptions and shards that are led now, with leader id and pool, where known."""
+        """Return the shards that have a living leader with a known pool: subscription, shard, leader id and pool."""
         with translated():
             rows = self._execute(connection, _LEADERS, {"shard": shard, "stale": self._stale_seconds}).fetchall()
         found = [(*row[:3], Pool.of_json(row[3])) for row in rows]
         return [(name, led, leader_id, pool) for name, led, leader_id, pool in found if pool is not None]
 
     def announce(self, connection: psycopg.Connection[Any], shard: int, leader_id: UUID) -> None:
-        """Write the leader beside the epoch."""
+        """Write the identity of the leader into the row of the shard, beside the epoch."""
         leader = Jsonb({**self._pool.as_json(), "leader_id": str(leader_id)})
         self._execute(connection, _ANNOUNCE, {"shard": shard, "leader": leader})
 
     def hear(self, rival: object) -> None:
-        """Log, once for each, the process that has left its name in the row of this leader."""
+        """Log the process that has written its name as `rival` into the row of this leader, once for each process."""
         theirs = Pool.of_json(rival)
         if theirs is not None and (conflict := conflict_on_outbox(self._pool, theirs)) is not None:
             self._conflicts.log(conflict)

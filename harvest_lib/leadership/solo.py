@@ -1,4 +1,4 @@
-"""Leadership of a process that knows it is alone. Nothing checks that it is."""
+"""Leadership of a process that is configured to be alone. Nothing checks that it is."""
 
 import uuid
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from harvest_lib.leadership.term_registry import ElectedLeadership
 
 
 class Solo(ElectedLeadership):
-    """`Leadership` that leads all shards from start to stop. A term that was ended otherwise is followed by another: no
+    """`Leadership` that leads all shards from start to stop. If a term ends before the stop, a new term follows, as no
     other process would lead."""
 
     def __init__(self, shards: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The terms that a process holds, kept by its election thread and waited for by other threads; and that thread."""
+"""The terms that a process holds: its election thread changes them, and other threads wait for changes."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 class TermRegistry:
     """The terms that a process holds in its pool, at most one for each shard.
 
-    Any thread may call `wait` and read `terms`; everything else is for the election thread only.
+    Any thread may call `wait` and read `terms`. Only the election thread calls the other methods.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,12 @@ class TermRegistry:
 
     @property
     def terms(self) -> MappingProxyType[int, Term]:
-        """The terms by shard that were taken last and not vacated; their leases may have run out."""
+        """The terms that were taken and not vacated, by shard. Their leases may have run out."""
         return MappingProxyType(self._terms)
 
     def wait(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        """Return the live terms by shard, once they differ from the known terms, after `timeout_seconds` at most.
+        """Return the live terms in order of their shards, once they differ from the `known` terms, at the latest after
+        `timeout_seconds`.
 
         Raises the error that ended the election, if any.
         """
@@ -40,13 +41,13 @@ class TermRegistry:
             return self._live()
 
     def take(self, *terms: Term) -> None:
-        """Begin terms, all at once."""
+        """Add terms. Waiting threads see all of them at once."""
         with self._changed:
             self._terms.update({term.shard: term for term in terms})
             self._changed.notify_all()
 
     def vacate(self, how: TermEnd, shards: Collection[int] | None = None) -> list[Term]:
-        """End the terms of some shards, or of all, and return them."""
+        """End and remove the terms of `shards`, or of all shards, and return them."""
         with self._changed:
             left = [self._terms.pop(shard) for shard in sorted(self._terms) if shards is None or shard in shards]
             for term in left:
@@ -55,10 +56,10 @@ class TermRegistry:
         return left
 
     def run_election(self, election: Callable[[], None], stopping: threading.Event, unexplained: HarvestError) -> None:
-        """Run an election to its end, fence the terms that are left, and keep the error that ended it.
+        """Run an election to its end, then fence the remaining terms and store the error that ended the election.
 
-        `wait` raises that error, so that a standby whose election has ended does not look alive. `unexplained` is
-        for an election that ends without an exception and without a stop.
+        `wait` raises that error, so that a standby whose election has ended does not look alive. `unexplained` is the
+        error if the election ends without an exception and without a stop.
         """
         failure: BaseException | None = unexplained
         try:
@@ -69,7 +70,7 @@ class TermRegistry:
             if stopping.is_set():
                 failure = None
         finally:
-            # confluent-kafka can raise an object that is no exception: no clause above sees it.
+            # confluent-kafka can raise an object that is not an exception, which no clause above catches.
             self.vacate(TermEnd.FENCED)
             with self._changed:
                 self._failure = failure
@@ -80,7 +81,7 @@ class TermRegistry:
 
 
 class ElectedLeadership:
-    """The part of `Leadership` that is the same however the leader is elected."""
+    """Common base of `Leadership` implementations, independent of how the leader is elected."""
 
     def __init__(self) -> None:
         self._registry = TermRegistry()
@@ -95,7 +96,8 @@ class ElectedLeadership:
 
     @property
     def trouble(self) -> str:
-        """Return the trouble that would keep this process from leading; empty if none is known. From any thread."""
+        """Return the trouble that would keep this process from leading; empty if none is known. Any thread may call
+        it."""
         return ""
 
     def stop(self, timeout_seconds: float) -> None:
@@ -107,7 +109,7 @@ class ElectedLeadership:
                 _log.warning("leadership_release_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
 
     def _elect(self, election: Callable[[], None], thread_name: str, unexplained: HarvestError) -> None:
-        """Start a thread that runs an election, as `TermRegistry.run_election` does."""
+        """Start a thread that runs an election by `TermRegistry.run_election`."""
         self._thread = threading.Thread(
             target=self._registry.run_election,
             args=(election, self._stopping, unexplained),

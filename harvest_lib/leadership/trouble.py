@@ -1,6 +1,7 @@
-"""Trouble that keeps a member of the pool from proving that it leads: reported in the log and in its status.
+"""Trouble that keeps a member of the pool from proving that it leads. It is reported in the log and in its status.
 
-Each kind is logged once, until the member leads; librdkafka retries by itself, and reports the same each time.
+Each kind of trouble is logged once until the member leads: librdkafka retries by itself, and reports the same error
+each time.
 """
 
 import logging
@@ -24,34 +25,34 @@ _OF_A_REBALANCE = {
     KafkaError._PURGE_INFLIGHT,
     KafkaError._STATE,
 }
-"""Errors that mean only that the group rebalances, or that the client ends."""
+"""Errors that are no trouble: the group rebalances, or the client is closing."""
 
 
 class Trouble:
-    """The troubles of a member since it last led: written by one thread, and `text` is read by any."""
+    """The troubles of a member since it last led. A single thread writes them; any thread may read `text`."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[str, float]] = {}
         self._others: tuple[str, float] | None = None
 
     def note(self, what: str, error: KafkaError, evidence: str = "") -> None:
-        """Take an error of the attempt `what`, with other evidence about it."""
+        """Note an error of the action `what`, with further evidence, unless the error is no trouble."""
         if error.code() not in _OF_A_REBALANCE:
             reason = "; ".join(part for part in dict.fromkeys((error.str(), evidence)) if part)
             self.say(f"{what}:{error.name()}", f"{what}: {reason} ({error.name()})")
 
     def say(self, kind: str, reason: str) -> None:
-        """Log a trouble, unless one of its kind was logged already."""
+        """Note a trouble, and log it unless a trouble of the same `kind` was logged already."""
         if kind not in self._said:
             _log.warning("election_troubled", extra={"reason": reason})
         self._said[kind] = (reason, boot_seconds())
 
     def report(self, reason: str) -> None:
-        """Take a trouble that is logged elsewhere, and that leading does not end."""
+        """Note a trouble that is logged elsewhere, and that does not end when the member leads."""
         self._others = (reason, boot_seconds())
 
     def clear(self) -> None:
-        """Forget them: the member leads."""
+        """Forget the troubles of proving, as the member leads."""
         self._said.clear()
 
     @property

@@ -1,6 +1,6 @@
-"""Rows as JSON, encoded in C in a single pass, then wrapped, or packed for a log, without an object for each.  The
-bytes equal the output of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value", "headers"}`, and a
-log's entries equal the output of `harvest_lib.pipeline.commit_log.entry`.
+"""Encodes rows as JSON in C, in a single pass, and wraps the JSON or packs it as entries of a log. Python makes no
+object for a row.  The JSON equals the output of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value",
+"headers"}`, and the entries of a log equal the output of `harvest_lib.pipeline.commit_log.entry`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _SPANS_OF_ROW = 4
 
 
 class Field(IntEnum):
-    """Part of a message that stands in its wrapping."""
+    """The part of a message that is put into its wrapping."""
 
     NOTHING = -2
     WHOLE = -1
@@ -26,7 +26,7 @@ class Field(IntEnum):
 
 
 class Wrapping(NamedTuple):
-    """Bytes before and after a message, and the part of it that stands between."""
+    """The bytes before and after a message, and the part of the message that is put between them."""
 
     before: bytes
     after: bytes = b""
@@ -34,7 +34,7 @@ class Wrapping(NamedTuple):
 
 
 class EncodedRows(Pieces):
-    """The JSON of rows, and a last piece behind them."""
+    """The JSON of rows, a piece for each row, and a last piece that is not a row."""
 
     __slots__ = ("_library", "_spans", "has_keys", "kinds")
 
@@ -52,13 +52,13 @@ class EncodedRows(Pieces):
         self._library = library
         self._spans = spans
         self.kinds = kinds
-        """The number of each row's topic, then the number of the last piece."""
+        """A byte for each piece, its kind: for a row the number of its topic, for the last piece the next number."""
         self.has_keys = has_keys
-        """True if the key of each row may be wrapped: it is text, and written as it is anywhere else."""
+        """True if the key of each row may be wrapped: each key is text, in the same JSON as it has outside of a row."""
 
     def wrapped(self, begin: int, end: int, wrappings: Sequence[Wrapping | None]) -> "tuple[Pieces, Array[c_int32]]":
-        """Return the pieces from `begin` to before `end` in the wrappings of their kinds, without pieces of a kind that
-        has no wrapping; and the kind of each."""
+        """Return the pieces from `begin` to before `end`, each in the wrapping of its kind, and the kinds of the
+        returned pieces. Pieces of a kind without a wrapping are left out."""
         kinds = self.kinds[begin:end]
         around = sum(
             kinds.count(kind) * (len(each.before) + len(each.after)) for kind, each in enumerate(wrappings) if each
@@ -74,8 +74,9 @@ class EncodedRows(Pieces):
     def packed(
         self, begin: int, end: int, heads: Sequence[tuple[int, int, bytes]], *, offset: int, room: int
     ) -> tuple[bytes, int]:
-        """Return pieces as entries of a log with the offsets from `offset` on, as many before `end` as fit, and their
-        number. `heads` are timestamp, mode and key of each kind."""
+        """Return the pieces from `begin` on as entries of a log with offsets from `offset` on, and the number of the
+        entries: as many pieces before `end` as fit into `room` bytes. `heads` has the timestamp, mode and key of each
+        kind."""
         into, written = (c_char * room)(), c_int64()
         of_kinds = (HeadOfKind * len(heads))(
             *(HeadOfKind(key, timestamp, len(key), mode) for timestamp, mode, key in heads)
@@ -88,9 +89,9 @@ class EncodedRows(Pieces):
 
 
 def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
-    """Encode rows, and append a piece unchanged; return them, and the topics by their numbers, the piece's number next.
-    None if Python has to encode them: values are bytes, a row is malformed or too large, there are too many topics, or
-    rows were picked.
+    """Encode rows, and append the piece `behind` unchanged. Return the encoded rows, and their topics; the index of a
+    topic is its number. Return None if Python has to encode the rows: values are bytes, a row is malformed or too
+    large, there are too many topics, or rows were picked.
     """
     library = implementation().library
     if not rows.has_text or rows.picked is not None:

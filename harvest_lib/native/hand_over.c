@@ -1,11 +1,12 @@
-/* Hands rows of a result of libpq to a producer of librdkafka, without making a Python object of any of them; and records
- * that Python has as bytes behind each other, without a call for each.
+/* Hands rows of a libpq result to a librdkafka producer, without making a Python object of a row. It also hands over
+ * many records in one call, if Python has their bytes in one block of memory.
  *
- * Knows nothing of Python. It is loaded by `harvest_lib.native.library`, which passes in the functions of the very
- * libpq and librdkafka that psycopg and confluent-kafka have loaded; nothing is linked here.
+ * The code does not use Python's API. `harvest_lib.native.library` loads the library, and passes in the functions of
+ * the very libpq and librdkafka that psycopg and confluent-kafka have loaded; the library is linked to neither.
  *
- * librdkafka loads it too, as a plugin (`plugin.library.paths`), which gives access to a producer's handle and to the
- * delivery reports. Records that Python hands over have an opaque, ours have none: so each is reported once.
+ * librdkafka loads the library too, as a plugin (`plugin.library.paths`): so it gets a producer's handle and its
+ * delivery reports. Records that Python hands over have an opaque, and records from here have none: so each is
+ * reported once.
  */
 #include "hand_over.h"
 
@@ -18,13 +19,14 @@ enum { FUNCTIONS = sizeof fn / sizeof(void *) };
 enum { VTYPE_END, VTYPE_TOPIC, VTYPE_VALUE = 4, VTYPE_KEY, VTYPE_MSGFLAGS = 7, VTYPE_TIMESTAMP, VTYPE_HEADERS = 10 };
 enum { MSG_F_COPY = 2 };
 enum { TIMED_OUT = -192 }; /* RD_KAFKA_RESP_ERR__MSG_TIMED_OUT */
-enum { UNCONFIRMED = -149 }; /* RD_KAFKA_RESP_ERR__INCONSISTENT, which librdkafka reports of no record */
+enum { UNCONFIRMED = -149 }; /* RD_KAFKA_RESP_ERR__INCONSISTENT, which librdkafka itself reports for no record */
 enum { STAMP = 17, MESSAGE_ID = 16 };
 
 static const char NAME[] = "harvest";
 static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id", TRACE_HEADER[] = "traceparent";
 
-/* What Python may call here, and how, by a number that changes with it: a library of an earlier build is left alone. */
+/* The number of the interface for Python. It changes with the functions: Python does not use a library of another
+ * build. */
 int harvest_interface(void) { return 5; }
 
 int harvest_bind(void *const *functions, int count) {
@@ -34,7 +36,7 @@ int harvest_bind(void *const *functions, int count) {
     return 1;
 }
 
-/* ---- a sender: a producer, and what became of records that were handed over here */
+/* ---- a sender: a producer, and the reports of records that were handed over here */
 
 enum { TOPIC_BYTES = 250, MOST_FAILURES = 64, MOST_KEY_BYTES = 1 << 23 };
 
@@ -46,19 +48,19 @@ typedef struct {
 typedef struct {
     rd_kafka_t *rk;
     pthread_mutex_t mutex;
-    int holders; /* the producer until it is closed, and Python */
+    int holders; /* number of references: of the producer until it is closed, and of Python */
     int failed;
-    of_topic_t failures[MOST_FAILURES]; /* kinds of them: the first of each error and topic */
-    int tracks;                         /* whether the places are wanted */
+    of_topic_t failures[MOST_FAILURES]; /* each pair of error and topic once */
+    int tracks;                         /* true if places are to be noted */
     rd_kafka_topic_t *last_topic;
     int32_t last_partition;
     int placed, room;
-    of_topic_t *places; /* where records arrived */
-    int lost_place;     /* there was no memory for one */
-    int notes_keys;     /* set where the keys of what failed are wanted */
-    char *keys;         /* each with a NUL behind it */
+    of_topic_t *places; /* topics and partitions in which records arrived */
+    int lost_place;     /* true if there was no memory for a place */
+    int notes_keys;     /* true if the keys of failed records are to be noted */
+    char *keys;         /* keys of failed records, each followed by a NUL */
     size_t key_bytes, key_room;
-    int lost_key; /* there was no memory for one, or a record had none */
+    int lost_key; /* true if there was no memory for a key, or a failed record had no key */
 } sender_t;
 
 static __thread sender_t *newest;
@@ -84,7 +86,7 @@ static void note_failure(sender_t *sender, const message_t *message, int error) 
         return;
     if (sender->failed < MOST_FAILURES)
         note(&sender->failures[sender->failed++], error, topic);
-    else if (error == TIMED_OUT) /* such a record may still arrive, which no other kind tells */
+    else if (error == TIMED_OUT) /* noted in any case: no other error means that a record may still arrive */
         note(&sender->failures[MOST_FAILURES - 1], error, topic);
     else if (error == UNCONFIRMED)
         note(&sender->failures[MOST_FAILURES - 2], error, topic);
@@ -127,8 +129,9 @@ static void note_key(sender_t *sender, const message_t *message) {
     sender->key_bytes = size;
 }
 
-/* On librdkafka's threads, before a record is counted as no longer outstanding. A record without an offset was taken
- * for delivered because a later one was: no broker has confirmed it. librdkafka does not report that to Python. */
+/* librdkafka's threads call this before a record stops being outstanding. A record without an offset was taken for
+ * delivered because a later record was delivered: no broker has confirmed it. librdkafka does not report that to
+ * Python. */
 static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
     sender_t *sender = opaque;
     int error = message->err ? message->err : message->offset < 0 ? UNCONFIRMED : 0;
@@ -151,7 +154,7 @@ static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, cha
     (void)conf, (void)opaque, (void)text, (void)size;
     sender_t *sender = calloc(1, sizeof *sender);
     if (sender == NULL)
-        return 0; /* the maker of the producer finds none, and uses Python's hand-over */
+        return 0; /* the maker of the producer finds no sender, and Python hands rows over */
     pthread_mutex_init(&sender->mutex, NULL);
     sender->rk = rk;
     sender->holders = 2;
@@ -164,14 +167,14 @@ static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, cha
     return 0;
 }
 
-/* What librdkafka calls in a plugin. */
+/* The function of a plugin that librdkafka calls. */
 int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t size) {
     (void)opaque, (void)text, (void)size;
     return fn.add_on_new ? fn.add_on_new(conf, NAME, on_new, NULL) : 0;
 }
 
-/* Return the sender of the producer that this thread has made last, or NULL. The caller holds two
- * references: one to release after its own use, one after the producer was closed, as librdkafka calls nothing then. */
+/* Return the sender of the producer that this thread has made last, or NULL. The caller has to release two references:
+ * one after its own use, the other after the producer was closed, when librdkafka calls nothing here any more. */
 sender_t *harvest_take_newest(void) {
     sender_t *sender = newest;
     newest = NULL;
@@ -179,7 +182,7 @@ sender_t *harvest_take_newest(void) {
 }
 
 void harvest_let_go(sender_t *sender) {
-    /* Without the mutex: in a process that was forked, a thread that is not there may hold it. */
+    /* The mutex is not used: in a forked process, a thread that does not exist there may hold it. */
     if (__atomic_sub_fetch(&sender->holders, 1, __ATOMIC_ACQ_REL) == 0) {
         pthread_mutex_destroy(&sender->mutex);
         free(sender->places);
@@ -190,7 +193,7 @@ void harvest_let_go(sender_t *sender) {
 
 void harvest_track(sender_t *sender) { __atomic_store_n(&sender->tracks, 1, __ATOMIC_RELAXED); }
 
-/* Copy what failed since the last call, in the order in which it did, and forget it; return how many kinds. */
+/* Copy the failures since the last call, in order of time, and forget them. Return their number. */
 int harvest_failures(sender_t *sender, of_topic_t *into) {
     pthread_mutex_lock(&sender->mutex);
     int count = sender->failed;
@@ -202,8 +205,8 @@ int harvest_failures(sender_t *sender, of_topic_t *into) {
 
 void harvest_note_keys(sender_t *sender) { __atomic_store_n(&sender->notes_keys, 1, __ATOMIC_RELAXED); }
 
-/* Hand out the keys of what failed since the last call, each with a NUL behind it, in memory which `harvest_free` frees;
- * return how many bytes they have, or -1 if one was lost. */
+/* Return the keys of records that failed since the last call, each followed by a NUL, in memory that the caller frees
+ * by `harvest_free`. The result is the number of bytes, or -1 if a key was lost. */
 int harvest_failed_keys(sender_t *sender, char **keys) {
     pthread_mutex_lock(&sender->mutex);
     int count = sender->lost_key ? -1 : (int)sender->key_bytes;
@@ -215,7 +218,7 @@ int harvest_failed_keys(sender_t *sender, char **keys) {
     return count;
 }
 
-/* Copy up to `most` places and forget them; return how many, or -1 if one was lost. */
+/* Copy up to `most` places, and forget them. Return their number, or -1 if a place was lost. */
 int harvest_places(sender_t *sender, of_topic_t *into, int most) {
     pthread_mutex_lock(&sender->mutex);
     int count = sender->placed < most ? sender->placed : most;
@@ -234,12 +237,13 @@ static int is_named(const char *bytes, int32_t length, const char *name) {
     return (size_t)length == strlen(name) && memcmp(bytes, name, (size_t)length) == 0;
 }
 
-/* Rows are those from `from` to before `to`: of the result, or of the numbers in `picked` if that is not NULL. */
+/* The functions below take the rows `from` to before `to` of the result, or if `picked` is not NULL, the rows whose
+ * numbers are the elements `from` to before `to` of `picked`. */
 static inline int row_at(const int32_t *picked, int place) { return picked != NULL ? picked[place] : place; }
 
 typedef struct {
-    int64_t bytes, largest; /* of all of them, of one: key, value and headers */
-    int32_t plain; /* whether no row needs a closer look */
+    int64_t bytes, largest; /* bytes of key, value and headers: of all rows, and of the largest row */
+    int32_t plain; /* true if no row needs an individual check */
     int32_t topics;
     int32_t first_of[MOST_TOPICS]; /* a row of each topic */
 } summary_t;
@@ -276,7 +280,7 @@ static int add_headers(const PGresult *result, int row, int first, summary_t *su
     return 1;
 }
 
-/* Look at rows; `first` is the column of the id, the others follow it as in a `Row`. */
+/* Summarize rows. `first` is the column of the id; the other columns of a `Row` follow it. */
 void harvest_summarize(const PGresult *result, int first, const int32_t *picked, int from, int to, summary_t *sum) {
     memset(sum, 0, sizeof *sum);
     sum->plain = 1;
@@ -309,8 +313,8 @@ int harvest_ascends(const PGresult *result, int first, const int32_t *picked, in
     return 1;
 }
 
-/* Copy the keys, each with a NUL behind it, which no text of Postgres has, if `into` is not NULL. Return how many bytes
- * they have. */
+/* Copy the keys, unless `into` is NULL. Each key is followed by a NUL, which no text of Postgres contains. Return the
+ * number of bytes. */
 int64_t harvest_keys(const PGresult *result, int first, const int32_t *picked, int from, int to, char *into) {
     int64_t bytes = 0;
     for (int place = from; place < to; place++) {
@@ -326,7 +330,7 @@ int64_t harvest_keys(const PGresult *result, int first, const int32_t *picked, i
 
 enum { TRACEPARENT = 55 };
 
-/* As `harvest_lib.telemetry.trace_context.is_sampled`. */
+/* The same as `harvest_lib.telemetry.trace_context.is_sampled`. */
 static int is_sampled(const char *value, int32_t bytes) {
     int all = 0;
     if (bytes != TRACEPARENT || memchr("13579bdf", value[TRACEPARENT - 1], 8) == NULL)
@@ -336,7 +340,7 @@ static int is_sampled(const char *value, int32_t bytes) {
     return (all & 0x80) == 0;
 }
 
-/* Return the `traceparent` of a row, if it has one of a span that is recorded; else NULL. */
+/* Return the `traceparent` of a row if it names a span that is recorded; else NULL. */
 static const char *sampled_traceparent(const PGresult *result, int row, int first) {
     texts_t names, values;
     const char *name, *value;
@@ -352,7 +356,7 @@ static const char *sampled_traceparent(const PGresult *result, int row, int firs
     return NULL;
 }
 
-/* Copy the first `most` of the rows, without those that are the same as the one before. Return how many they are. */
+/* Copy the first `most` sampled traceparents of rows, without repetitions in a row. Return their number. */
 int harvest_traceparents(const PGresult *result, int first, const int32_t *picked, int from, int to, char *into, int most) {
     int count = 0;
     for (int place = from; place < to && count < most; place++) {
@@ -365,7 +369,7 @@ int harvest_traceparents(const PGresult *result, int first, const int32_t *picke
     return count;
 }
 
-/* As `harvest_lib.sequencing.message_id.pack`, with the flag of a record that waits for its acknowledgement. */
+/* The same as `harvest_lib.sequencing.message_id.pack` with the flag CONTINUE_TXN. */
 static void pack_id(uint8_t *into, uint64_t producer, uint64_t clock) {
     uint64_t time = clock >> 4;
     uint32_t parts[4] = {
@@ -417,17 +421,18 @@ static int send_row(sender_t *sender, const PGresult *result, int first, int row
 
 enum { LATE = 1000001 };
 
-/* Time since the machine was started, while it slept too, in nanoseconds. */
+/* Return the nanoseconds since the machine was started, including time in which it was suspended. */
 static int64_t boot_time(void) {
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Hand over rows, up to the first that is not taken, whose error is in `error`. `stamp` is the beginning of the record
- * header, or NULL; with a `producer` each has a message id, of clocks from `clock` on. `timestamp` is of all of them, in
- * milliseconds; 0 leaves it to librdkafka. `until` is the boot time at which to stop with `LATE`, asked in front of each
- * record: a process that is frozen until then hands over one more at most; 0 is never. Return how many went. */
+/* Hand rows over, up to the first row that is not taken; `error` is that row's error, or 0. Return the number of rows
+ * that were handed over. `stamp` is the beginning of the record header, or NULL. With a `producer` each record gets a
+ * message id, with clocks from `clock` on. All records get `timestamp`, in milliseconds; 0 leaves it to librdkafka.
+ * From the boot time `until` on, rows fail with `LATE`; 0 means no limit. The limit is checked before each row: a
+ * process that is frozen past `until` hands over at most one more row. */
 int harvest_send(sender_t *sender, const PGresult *result, int first, const int32_t *picked, int from, int to,
                  const uint8_t *stamp, uint64_t producer, uint64_t clock, int64_t timestamp, int64_t until, int *error) {
     uint8_t stamped[STAMP + 8], id[MESSAGE_ID];
@@ -446,16 +451,16 @@ int harvest_send(sender_t *sender, const PGresult *result, int first, const int3
     return to - from;
 }
 
-/* ---- records that Python has as bytes */
+/* ---- records whose bytes Python has */
 
 typedef struct {
     const char *topic;
     int64_t timestamp;
 } target_t;
 
-/* Hand over the records from `from` to before `to`, up to the first that is not taken, whose error is in `error`. Keys
- * and values lie behind each other, each from one bound to the next; `kinds` says which target each has. Return how many
- * went. */
+/* Hand over the records `from` to before `to`, up to the first record that is not taken; `error` is that record's
+ * error, or 0. Return the number of records that were handed over. Key and value of record i lie between the bounds i
+ * and i + 1; `kinds` has the index of its target. */
 int harvest_produce(sender_t *sender, const uint8_t *keys, const int64_t *key_bounds, const uint8_t *values,
                     const int64_t *value_bounds, const int32_t *kinds, const target_t *targets, int from, int to, int *error) {
     *error = 0;

@@ -1,4 +1,4 @@
-/* What the files of the library share: the functions of librdkafka and libpq, and how rows are read. */
+/* Common parts of the library's files: the functions of librdkafka and libpq, and helpers that read rows. */
 #ifndef HARVEST_HAND_OVER_H
 #define HARVEST_HAND_OVER_H
 
@@ -13,7 +13,7 @@ typedef struct rd_kafka_topic_s rd_kafka_topic_t;
 typedef struct rd_kafka_headers_s rd_kafka_headers_t;
 typedef struct pg_result PGresult;
 
-/* rd_kafka_message_t, as all versions of librdkafka's ABI 1 have it. */
+/* rd_kafka_message_t, which is the same in all versions of librdkafka's ABI 1. */
 typedef struct {
     int err;
     rd_kafka_topic_t *rkt;
@@ -45,7 +45,7 @@ struct functions {
 
 extern struct functions fn __attribute__((visibility("hidden")));
 
-/* The columns of a row, as they follow each other. */
+/* The columns of a row, in order. */
 enum { ID, TOPIC, KEY, VALUE, HEADER_NAMES, HEADER_VALUES };
 enum { MOST_TOPICS = 64 };
 
@@ -55,13 +55,13 @@ static inline int32_t read_32(const uint8_t *p) {
 
 static inline int64_t read_64(const uint8_t *p) { return (int64_t)((uint64_t)(uint32_t)read_32(p) << 32 | (uint32_t)read_32(p + 4)); }
 
-/* The elements of an array of texts, in binary form. */
+/* The remaining elements of an array of texts, in Postgres's binary format. */
 typedef struct {
     const uint8_t *at, *end;
     int left;
 } texts_t;
 
-/* Tell whether a column is an array of one dimension, or empty. */
+/* Begin to read a column. Return 1 if it is an empty array or an array of one dimension, else 0. */
 static inline int open_texts(const PGresult *result, int row, int column, texts_t *texts) {
     if (fn.getisnull(result, row, column))
         return 0;
@@ -80,7 +80,7 @@ static inline int open_texts(const PGresult *result, int row, int column, texts_
     return texts->left >= 0;
 }
 
-/* Take the next element: 1 with its bytes, -1 if it is null, 0 if the array is not what it says. */
+/* Take the next element. Return 1 with its bytes, -1 if it is null, 0 if the array is malformed. */
 static inline int next_text(texts_t *texts, const char **bytes, int32_t *length) {
     if (texts->end - texts->at < 4)
         return 0;

@@ -1,8 +1,8 @@
-"""The library in C: checks, loading, and its functions.
+"""Checks and loads the library in C, and declares its functions.
 
-It is used if it was built, if psycopg and confluent-kafka are compiled, and if their libpq and librdkafka have known
-versions. It calls the functions of the same libraries: it finds them through the extension of each client, so that no
-second copy is loaded.
+The library is used if it was built, if psycopg and confluent-kafka are compiled, and if their libpq and librdkafka have
+known versions. It calls functions of the clients' own copies of libpq and librdkafka, which are found through the
+extension module of each client, so that no second copy is loaded.
 """
 
 import ctypes
@@ -26,7 +26,8 @@ VARIABLE = "HARVEST_IMPL"
 FILE = Path(__file__).with_name("hand_over.so")
 
 _ELF, _ELF_HEADER = b"\x7fELF", Struct("=40xQ10xHH2x")
-"""Begin, length of an entry and number of entries of the last table in a file for 64 bits."""
+"""Fields in the header of a 64-bit ELF file that describe the last table of the file: its offset, the length of an
+entry, and the number of entries."""
 _OLDEST_LIBRDKAFKA, _FIRST_UNKNOWN_LIBRDKAFKA = 0x02000000, 0x03000000
 _OLDEST_LIBPQ = 140000
 _PSYCOPG = {"binary": "psycopg_binary.pq", "c": "psycopg_c.pq"}
@@ -41,13 +42,13 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
 INTERFACE = 5
-"""Number that `harvest_interface` has to return: with another, the library is of an earlier or a later build."""
+"""Number that `harvest_interface` has to return. A library with another number is of an earlier or later build."""
 _TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
 MALFORMED = 1_000_000
-"""Error of `harvest_send` for a row that it does not understand."""
+"""Error of `harvest_send` for a row that the library does not understand."""
 LATE = 1_000_001
-"""Error of `harvest_send` for a row that came too late."""
+"""Error of `harvest_send` for a row that is not handed over, as its time limit has passed."""
 
 
 class Summary(ctypes.Structure):
@@ -63,7 +64,7 @@ class Summary(ctypes.Structure):
 
 
 class OfTopic(ctypes.Structure):
-    """An error or a partition, and the topic it is of."""
+    """The number of an error or of a partition, and the topic that it belongs to."""
 
     _fields_ = (("number", c_int32), ("topic", ctypes.c_char * _TOPIC_BYTES))
 
@@ -81,7 +82,7 @@ class EncodedInto(ctypes.Structure):
 
 
 class WrappingOfKind(ctypes.Structure):
-    """Bytes that `harvest_wrap` puts around messages of a kind."""
+    """Bytes that `harvest_wrap` puts before and after messages of a kind."""
 
     _fields_ = (
         ("before", c_char_p),
@@ -93,31 +94,32 @@ class WrappingOfKind(ctypes.Structure):
 
 
 class HeadOfKind(ctypes.Structure):
-    """Parts of an entry that `harvest_pack` writes beside offset and data."""
+    """Parts of an entry that `harvest_pack` writes in addition to offset and data."""
 
     _fields_ = (("key", c_char_p), ("timestamp", c_uint64), ("key_bytes", c_uint32), ("mode", c_uint8))
 
 
 class NativeTarget(ctypes.Structure):
-    """Topic and time of the records that `harvest_produce` hands over."""
+    """Topic and timestamp of records that `harvest_produce` hands over."""
 
     _fields_ = (("topic", c_char_p), ("timestamp", c_int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """Implementation that hands rows over, and the reason for it. `library` is None for Python."""
+    """The implementation that hands rows over, and why it is used. `library` is None for Python."""
 
     name: Literal["native", "python"]
     reason: str
     library: CDLL | None = None
     is_asked_for: bool = False
-    """True if HARVEST_IMPL requires it."""
+    """True if HARVEST_IMPL requires this implementation."""
 
 
 @cache
 def implementation() -> Implementation:
-    """Return the implementation used in this process. Raises ConfigError if HARVEST_IMPL names an unavailable one."""
+    """Return the implementation that this process uses. Raises ConfigError if HARVEST_IMPL names an implementation that
+    is unavailable."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in {"", "python", "native"}:
         raise ConfigError(
@@ -141,7 +143,7 @@ def implementation() -> Implementation:
 
 
 class _Unfit(Exception):
-    """Reason that the library is not used."""
+    """The library cannot be used, for the reason in the text."""
 
 
 def _load() -> CDLL:
@@ -169,7 +171,7 @@ def _load() -> CDLL:
 
 
 def _is_whole(file: Path) -> bool:
-    """Return True if nothing is missing at the end of a library: loading a truncated library would kill the process."""
+    """Return True if the file of a library is not truncated: to load a truncated library would kill the process."""
     with file.open("rb") as opened:
         header = opened.read(_ELF_HEADER.size)
     if len(header) < _ELF_HEADER.size or not header.startswith(_ELF):

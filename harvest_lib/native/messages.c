@@ -1,7 +1,9 @@
-/* Messages of a pipeline as bytes: rows of a result of libpq as JSON, and that on its way into a log, a file, a topic.
+/* Messages of a pipeline as bytes: encodes rows of a libpq result as JSON, and wraps or packs the JSON for a log, a
+ * file or a topic.
  *
- * JSON is what `harvest_lib.pipeline.extended_json.dumps` makes of a row's data, byte by byte. What it would write in
- * another way than text, and what is not as it should be, is left to it: then nothing is encoded here.
+ * The JSON equals the output of `harvest_lib.pipeline.extended_json.dumps` for a row's data, byte by byte. If a row is
+ * malformed, or has a value that `dumps` would not write as text, nothing is encoded here, and Python encodes the
+ * rows.
  */
 #include "hand_over.h"
 
@@ -13,7 +15,7 @@ typedef struct {
     size_t size, room;
 } buffer_t;
 
-/* Return where so many bytes may be added, NULL if there is no memory for them. */
+/* Make room for `more` bytes. Return the address at which they may be written, NULL if there is no memory. */
 static uint8_t *reserve(buffer_t *buffer, size_t more) {
     if (buffer->room - buffer->size < more) {
         size_t room = buffer->size + more + buffer->room;
@@ -38,17 +40,17 @@ static int put(buffer_t *buffer, const void *bytes, size_t count) {
 
 /* ---- text as JSON */
 
-/* What stands behind a backslash for a character; others below a blank are written by their number. */
+/* The character behind the backslash in an escape. Other characters below a blank are written as \u and a number. */
 static const char ESCAPES[256] = {['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't', ['\f'] = 'f', ['\b'] = 'b'};
-enum { BLANK = 0x20, DELETE = 0x7F, NUMBERED = 6 /* bytes that a character takes by its number */ };
+enum { BLANK = 0x20, DELETE = 0x7F, NUMBERED = 6 /* bytes of \u and a number */ };
 
 typedef struct {
     const uint8_t *bytes; /* NULL for null */
     size_t count;
 } text_t;
 
-/* Tell whether a text has a `$` behind a quotation mark, the one before it included. For what has, `dumps` takes the way
- * on which every character beyond ASCII is written by its number. */
+/* Return 1 if a text begins with `$`, or has a `$` directly behind a quotation mark. If a row has such a text, `dumps`
+ * writes every character of the row beyond ASCII as \u and a number. */
 static int is_special(text_t text) {
     const uint8_t *at = text.bytes;
     while (at != NULL && (at = memchr(at, '$', text.count - (size_t)(at - text.bytes))) != NULL) {
@@ -74,7 +76,7 @@ static uint8_t *put_number(uint8_t *at, uint32_t unit) {
     return at;
 }
 
-/* Write a character beyond ASCII, whose first byte is at `*from`, by its number, or by two. */
+/* Write a character beyond ASCII, whose first byte is at `*from`, as one \u with a number, or as two (surrogates). */
 static uint8_t *put_beyond_ascii(uint8_t *at, const uint8_t **from, const uint8_t *end) {
     uint32_t character = *(*from)++;
     int more = character >= 0xF0 ? 3 : character >= 0xE0 ? 2 : 1;
@@ -132,17 +134,17 @@ static int put_text(buffer_t *buffer, text_t text, int by_numbers) {
 /* ---- rows as JSON */
 
 typedef struct {
-    uint8_t *data; /* which `harvest_free` frees */
+    uint8_t *data; /* to be freed by `harvest_free` */
     int64_t size;
     int32_t topics;
-    int32_t has_keys; /* whether each key is in its row's JSON as it would be in any other */
+    int32_t has_keys; /* true if each key is text, in the same JSON as it has outside of a row */
     int32_t first_of[MOST_TOPICS]; /* a row of each topic */
 } encoded_t;
 
-/* Where the parts of a row are in its JSON, by the number of the field. */
+/* Indexes of a row's spans: where its id and its key begin and end in the JSON. */
 enum { ID_BEGIN, ID_END, KEY_BEGIN, KEY_END, SPANS };
 
-enum { LARGEST = 1 << 30 }; /* so that an entry's lengths fit into 32 bits; what does not fit is refused by Python */
+enum { LARGEST = 1 << 30 }; /* bytes of a row: lengths in an entry have 32 bits; Python refuses larger rows */
 
 static text_t text_of(const PGresult *result, int row, int column) {
     text_t text = {NULL, 0};
@@ -153,7 +155,7 @@ static text_t text_of(const PGresult *result, int row, int column) {
     return text;
 }
 
-/* The headers of a row, a name and a value at a time. */
+/* The remaining headers of a row: names and values. */
 typedef struct {
     texts_t names, values;
 } headers_t;
@@ -163,7 +165,7 @@ static int open_headers(const PGresult *result, int first, int row, headers_t *h
            open_texts(result, row, first + HEADER_VALUES, &headers->values);
 }
 
-/* Take the next: 1, or 0 if there is none, or -1 if an array is not what it says. */
+/* Take the next header. Return 1, or 0 if there is none, or -1 if an array is malformed. */
 static int next_header(headers_t *headers, text_t *name, text_t *value) {
     const char *bytes;
     int32_t length;
@@ -190,7 +192,7 @@ static int put_headers(buffer_t *buffer, headers_t headers, int by_numbers) {
     return 1;
 }
 
-/* Add a row, and note where its parts are. 0 if that is not for us to do, or there is no memory. */
+/* Add a row, and note its spans. Return 0 if Python has to encode the row, or if there is no memory. */
 static int put_row(buffer_t *buffer, const PGresult *result, int first, int row, int64_t *spans, encoded_t *into) {
     headers_t headers, looked_at;
     text_t name, content, key = text_of(result, row, first + KEY), value = text_of(result, row, first + VALUE);
@@ -218,7 +220,7 @@ static int put_row(buffer_t *buffer, const PGresult *result, int first, int row,
            put_headers(buffer, headers, by_numbers) && PUT(buffer, "]}");
 }
 
-/* Return the number of a row's topic, -1 if there are too many, or it has none. */
+/* Return the number of a row's topic; -1 if there are too many topics, or if the row has no topic. */
 static int topic_of(const PGresult *result, int row, int column, int last, encoded_t *into) {
     const char *topic = fn.getvalue(result, row, column);
     if (fn.getisnull(result, row, column))
@@ -234,9 +236,9 @@ static int topic_of(const PGresult *result, int row, int column, int last, encod
     return into->topics++;
 }
 
-/* Encode the rows from `from` to before `to`, and `tail` behind them as it is. Of each and the tail there is a bound where
- * it ends, after the first, which is 0; of each row the number of its topic and its spans. Return 0 if Python has to
- * encode them. */
+/* Encode the rows `from` to before `to`, and append `tail` unchanged. `bounds` gets 0, then the end of each row, then
+ * the end of the tail; `topics` the number of each row's topic; `spans` the spans of each row. Return 0 if Python has
+ * to encode the rows. */
 int harvest_encode(const PGresult *result, int first, int from, int to, const void *tail, int64_t tail_bytes,
                    int64_t *bounds, uint8_t *topics, int64_t *spans, encoded_t *into) {
     buffer_t buffer = {NULL, 0, 0};
@@ -265,18 +267,18 @@ int harvest_encode(const PGresult *result, int first, int from, int to, const vo
 
 void harvest_free(void *data) { free(data); }
 
-/* ---- on their way */
+/* ---- wrapped messages */
 
 typedef struct {
-    const void *before, *after; /* nothing before: those of the kind are left out */
+    const void *before, *after; /* `before` is NULL: messages of this kind are left out */
     int64_t before_bytes, after_bytes;
-    int32_t field; /* what stands between the two */
+    int32_t field; /* the part of the message between `before` and `after` */
 } wrapping_t;
 
 enum { WHOLE = -1, NOTHING = -2 };
 
-/* Put what the messages from `from` to before `to` have between what their kinds have before and after it, and note where
- * each of the results ends, after the first bound, and its kind. Return how many there are. */
+/* Write each of the messages `from` to before `to` in the wrapping of its kind. `into_bounds` gets 0, then the end of
+ * each wrapped message; `into_kinds` its kind. Return the number of wrapped messages. */
 int harvest_wrap(const uint8_t *data, const int64_t *bounds, const int64_t *spans, const uint8_t *kinds, int from, int to,
                  const wrapping_t *wrappings, uint8_t *into, int64_t *into_bounds, int32_t *into_kinds) {
     uint8_t *at = into;
@@ -318,8 +320,8 @@ static uint8_t *put_big_endian(uint8_t *at, uint64_t number, int bytes) {
     return at;
 }
 
-/* Pack the messages from `from` on as entries with the offsets from `offset` on, as many before `to` as there is room for.
- * Return how many, and their bytes in `written`. */
+/* Pack the messages from `from` on as entries with offsets from `offset` on: as many before `to` as fit into `room`
+ * bytes. Return their number; `written` gets their bytes. */
 int harvest_pack(const uint8_t *data, const int64_t *bounds, const uint8_t *kinds, const head_t *heads, int from, int to,
                  uint64_t offset, uint8_t *into, int64_t room, int64_t *written) {
     uint8_t *at = into;

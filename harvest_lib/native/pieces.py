@@ -1,4 +1,4 @@
-"""Bytes that lie behind each other in memory: Python makes an object of a piece only when that is read."""
+"""Sequences of bytes in a single block of memory. Python makes an object for a piece only when that piece is read."""
 
 from collections.abc import Iterator, Sequence
 from ctypes import Array, c_int32, c_int64
@@ -10,30 +10,30 @@ from harvest_lib.native.library import NativeTarget
 
 
 class Pieces(Sequence[bytes]):
-    """Each piece lies between two bounds, the first begins at 0."""
+    """Pieces that follow each other in `memory`. Piece *i* lies between the bounds *i* and *i* + 1; bound 0 is 0."""
 
     __slots__ = ("_count", "bounds", "memory")
 
     def __init__(self, memory: "bytes | Array[Any]", bounds: "Array[c_int64]", count: int) -> None:
-        """`bounds` are more than there are pieces, by one at least."""
+        """`bounds` has at least `count` + 1 elements."""
         self.memory = memory
         self.bounds = bounds
         self._count = count
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "Pieces":
-        """Lay bytes behind each other."""
+        """Return the pieces, copied into a single block of memory."""
         bounds = (c_int64 * (len(pieces) + 1))(*accumulate(map(len, pieces), initial=0))
         return cls(b"".join(pieces), bounds, len(pieces))
 
     @property
     def size(self) -> int:
-        """Return the size of all in bytes."""
+        """Return the size of all pieces in bytes."""
         return int(self.bounds[self._count])
 
     @property
     def view(self) -> memoryview:
-        """Return the bytes of all, without a copy."""
+        """Return the bytes of all pieces, without a copy."""
         return memoryview(self.memory).cast("B")[: self.size]
 
     def __len__(self) -> int:
@@ -59,7 +59,8 @@ class Pieces(Sequence[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class NativeRecords:
-    """Records for a producer: of each its key, its value, and the number of its target."""
+    """Records for a producer. Each has a key, a value, and in `kinds` the index of its topic and timestamp in
+    `targets`."""
 
     keys: Pieces
     values: Pieces
@@ -71,10 +72,10 @@ class NativeRecords:
 
 
 def targets_of(places: Sequence[tuple[str, int]]) -> "Array[NativeTarget]":
-    """Return topics, each with a time in milliseconds, for `NativeRecords`."""
+    """Return the targets for `NativeRecords`, from pairs of a topic and a timestamp in milliseconds."""
     return (NativeTarget * len(places))(*(NativeTarget(topic.encode(), timestamp) for topic, timestamp in places))
 
 
 def kinds_of(numbers: Sequence[int]) -> "Array[c_int32]":
-    """Return the number of each record's target, for `NativeRecords`."""
+    """Return the kinds for `NativeRecords`, from the index of each record's target."""
     return (c_int32 * len(numbers))(*numbers)

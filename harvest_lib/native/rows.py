@@ -1,4 +1,4 @@
-"""Rows as Postgres has sent them. Python makes an object only of a row that is read singly."""
+"""Rows in the format in which Postgres sent them. Python makes an object only for a row that is read singly."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -20,14 +20,15 @@ _TYPES: tuple[Collection[int], ...] = (
     {_TEXT, _VARCHAR, _BYTEA},
     *[{_TEXTS, _VARCHARS}] * 2,
 )
-"""Types that the columns of a `Row` may have; anything else is for Python to read."""
+"""Types (oids) that each column of a `Row` may have here. Python reads rows with other types."""
 _BINARY = 1
 _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
-    """The rows of a result from `start` to before `stop`, or the `picked` rows, without the columns before `first` and
-    after the columns of a `Row`. A slice is another view of the same rows; a row is made each time it is read."""
+    """View of the rows of a result: from `start` to before `stop`, or of `picked` row numbers in that range. Only the
+    columns of a `Row` count, from the column `first` on. A slice is another view of the same rows. A `Row` object is
+    made each time that a row is read."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "picked", "start", "stop")
 
@@ -45,7 +46,7 @@ class NativeRows(RowPage):
 
     @property
     def result(self) -> int:
-        """Return the address of libpq's result, which lives as long as this does."""
+        """Return the address of libpq's result, which is valid as long as this object exists."""
         address = _address(self._cursor)
         assert address is not None  # noqa: S101 - `rows_of` has checked; it is not cleared while the cursor has it
         return address
@@ -88,17 +89,17 @@ class NativeRows(RowPage):
         return NativeRows(self._library, self._cursor, self.first, range(len(places)), picked)
 
     def pop(self) -> None:
-        """Leave out the last row."""
+        """Remove the last row from the view."""
         self.stop, self._summary = self.stop - 1, None
 
     def count_up_to(self, record_id: int) -> int:
-        """Return the number of rows with ids up to this id; the rows ascend by id, and none is picked."""
+        """Return the number of rows with ids up to `record_id`. The rows must ascend by id, and none may be picked."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all."""
+        """Return the ids of all rows."""
         found = (c_int64 * len(self))()
         self._library.harvest_ids(*self.view, found)
         return found[:]
@@ -119,7 +120,7 @@ class NativeRows(RowPage):
 
     @property
     def ascends(self) -> bool:
-        """Return True if each row has a higher id than its predecessor."""
+        """Return True if each row has a higher id than the row before it."""
         return bool(self._library.harvest_ascends(*self.view))
 
     @property
@@ -139,21 +140,21 @@ class NativeRows(RowPage):
         )
 
     def sampled_traceparents(self, most: int) -> list[str]:
-        """Return the same as the function of `harvest_lib.record.rows`."""
+        """Return the same as `sampled_traceparents` in `harvest_lib.record.rows`."""
         found = (c_char * (TRACEPARENT_CHARS * most))()
         count = self._library.harvest_traceparents(*self.view, found, most)
         text = found.raw[: count * TRACEPARENT_CHARS].decode()
         return [text[at : at + TRACEPARENT_CHARS] for at in range(0, len(text), TRACEPARENT_CHARS)]
 
     def topic_at(self, row: int) -> str:
-        """Return the topic of a row of the result."""
+        """Return the topic of the row with this number in the result."""
         assert self._cursor.pgresult is not None  # noqa: S101 - as above
         return bytes(self._cursor.pgresult.get_value(row, self.first + TOPIC) or b"").decode()
 
 
 def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
-    """Return all rows of a statement, without the `first` columns before a `Row`'s columns, and without any after them:
-    native rows if the library is in use and knows their types, else a list."""
+    """Return all rows of a statement: native rows if the library is in use and knows the types of the columns, else a
+    list. Only the columns of a `Row` are returned: `first` columns before them, and any columns after, are left out."""
     if not cursor.rowcount:
         return []
     library = implementation().library
@@ -169,7 +170,7 @@ def _without_others(found: list[Any], first: int) -> list[Row]:
 
 
 def by_id(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows in the order of their ids."""
+    """Return the rows in order of their ids."""
     return rows if isinstance(rows, NativeRows) and rows.ascends else sorted(rows, key=itemgetter(ID))
 
 
@@ -184,6 +185,6 @@ def _is_understood(cursor: psycopg.Cursor[Any], first: int) -> bool:
 
 
 def _address(cursor: psycopg.Cursor[Any]) -> int | None:
-    """Return the address of the result that a cursor has, None if psycopg does not expose it."""
+    """Return the address of a cursor's result; None if psycopg does not expose the address."""
     found: int | None = getattr(cursor.pgresult, "pgresult_ptr", None)
     return found

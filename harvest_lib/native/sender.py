@@ -1,4 +1,4 @@
-"""A producer's native side: it hands rows over, and reports their failures and partitions."""
+"""The native side of a producer: it hands rows over in C, and reports the failures and partitions of their records."""
 
 import logging
 import os
@@ -24,7 +24,8 @@ _MOST_PLACES = 256
 
 
 class NativeSender:
-    """The sender of a producer, which has to outlive `send`. Its memory in C is freed once the producer is closed."""
+    """The native sender of a producer. The producer must stay open during `send`. The sender's memory in C is freed
+    once the producer is closed and this object is gone."""
 
     def __init__(self, library: CDLL, sender: int) -> None:
         self._library, self._sender = library, sender
@@ -44,13 +45,13 @@ class NativeSender:
         timestamp_ms: int = 0,
         until: float = 0.0,
     ) -> tuple[int, int]:
-        """Hand rows over up to the first that is not taken; return the number that went, and librdkafka's error or 0.
+        """Hand rows over up to the first row that is not taken. Return the number of rows that were handed over, and
+        the error of the next row: librdkafka's number, `MALFORMED`, `LATE`, or 0 if all were taken.
 
-        `stamp` is the beginning of the record header; with a `producer_id` each has a message id, of clocks from
-        `clock` on. `timestamp_ms` is of all of them; 0 leaves it to librdkafka. An error of `MALFORMED` is of a row
-        that only Python may understand. `until` are the boot seconds from which on none is handed over, with the error
-        `LATE`; 0 is never. That is checked for each row: a process that is frozen until then hands over one more
-        at most.
+        `stamp` is the beginning of the record header. With a `producer_id` each record gets a message id, with clocks
+        from `clock` on. All records get the timestamp `timestamp_ms`; 0 leaves it to librdkafka. `MALFORMED` means that
+        only Python may understand the row. From `until` on, in boot seconds, rows fail with `LATE`; 0 means no limit.
+        The limit is checked before each row: a process that is frozen past `until` hands over at most one more row.
         """
         self._require_usable()
         times = timestamp_ms, int(until * 1e9)
@@ -60,7 +61,7 @@ class NativeSender:
         return went, self._error.value
 
     def produce(self, records: NativeRecords, begin: int) -> tuple[int, int]:
-        """Hand records over from a row on, as `send` does."""
+        """Hand records over, from the index `begin` on. Returns as `send` does."""
         self._require_usable()
         keys, values = records.keys, records.values
         went = self._library.harvest_produce(
@@ -74,29 +75,30 @@ class NativeSender:
         if self._is_closed:
             raise RuntimeError("the producer was closed")  # its handle is invalid
         if os.getpid() != self._process:
-            raise RuntimeError("the producer is of the process that was forked")  # its threads may hold the locks
+            raise RuntimeError("the producer is of the process that was forked")  # its threads may hold locks
 
     def producer_closed(self) -> None:
-        """Note that `close` of the producer has returned: nothing more is reported. Last call but `take_…`."""
+        """Note that `close` of the producer has returned, so that no further report comes. After this call, call only
+        the `take_…` methods."""
         if not self._is_closed:
             self._is_closed = True
             self._library.harvest_let_go(self._sender)
 
     def track(self) -> None:
-        """Note the partitions that records arrive at, from now on."""
+        """From now on, note the partitions in which records arrive, for `take_places`."""
         self._library.harvest_track(self._sender)
 
     def take_failures(self) -> list[tuple[KafkaError, str]]:
-        """Return the failures since the last call, in their order: each error and topic once."""
+        """Return the failures since the last call, in order of time. Each pair of error and topic is returned once."""
         count = self._library.harvest_failures(self._sender, self._failures)
         return [(error_of(each.number), each.topic.decode()) for each in self._failures[:count]]
 
     def note_keys(self) -> None:
-        """Note the keys of records that fail, from now on."""
+        """From now on, note the keys of records that fail, for `take_failed_keys`."""
         self._library.harvest_note_keys(self._sender)
 
     def take_failed_keys(self) -> set[bytes] | None:
-        """Return the keys of records that failed since the last call, None if some are unknown."""
+        """Return the keys of the records that failed since the last call; None if some of the keys are unknown."""
         keys = c_void_p()
         count = self._library.harvest_failed_keys(self._sender, byref(keys))
         try:
@@ -105,7 +107,7 @@ class NativeSender:
             self._library.harvest_free(keys)
 
     def take_places(self) -> list[tuple[str, int]]:
-        """Return the topics and partitions that records arrived at, since the last call at least."""
+        """Return the topics and partitions in which records arrived since the last call. A pair may occur twice."""
         found: list[tuple[str, int]] = []
         some = (OfTopic * _MOST_PLACES)()
         while count := self._library.harvest_places(self._sender, some, _MOST_PLACES):
@@ -116,11 +118,12 @@ class NativeSender:
 
 
 UNCONFIRMED = KafkaError._INCONSISTENT
-"""Error of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
+"""Error of a record that the client took for delivered, though no broker has confirmed the record: see decision
+0019."""
 
 
 def error_of(code: int) -> KafkaError:
-    """Return an error by librdkafka's number."""
+    """Return the error with librdkafka's number `code`."""
     if code == UNCONFIRMED:
         return KafkaError(code, "the client took a record for delivered that no broker has confirmed")
     return KafkaError(code, fatal=code == KafkaError._FATAL)
@@ -131,10 +134,11 @@ def make_with_sender(
     settings: Mapping[str, Any],
     native_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, NativeSender | None]:
-    """Make a producer, and its native side if that can be had. Python hands over if `provider` is a wrapper, or if
-    librdkafka cannot load the library, unless HARVEST_IMPL requires the native way.
+    """Make a producer, and its native sender if available. There is no native sender, and Python hands rows over, if
+    `provider` is not confluent-kafka's `Producer`, or if librdkafka cannot load the library. In the latter case the
+    error is raised if HARVEST_IMPL requires the native implementation.
 
-    A producer with a native side has `native_settings` besides: they are safe only if each record is reported.
+    A producer with a native sender gets `native_settings` too: they are safe only if each record is reported.
     """
     chosen = implementation()
     library = chosen.library
@@ -147,7 +151,7 @@ def make_with_sender(
     except KafkaException as error:
         if chosen.is_asked_for:
             raise
-        producer = provider(dict(settings))  # raises the error of the settings as they were given
+        producer = provider(dict(settings))  # raises if the user's own settings are the cause
         _say_unavailable(error.args[0].str())
         return producer, None
     sender = library.harvest_take_newest()
@@ -159,7 +163,7 @@ def make_with_sender(
 
 
 def _release_newest(library: Any) -> None:
-    """Free the sender of a producer that could not be made, if any: librdkafka does not use it."""
+    """Free the sender of a producer that could not be made, if there is such a sender. librdkafka does not use it."""
     if sender := library.harvest_take_newest():
         library.harvest_let_go(sender)
         library.harvest_let_go(sender)
@@ -167,12 +171,12 @@ def _release_newest(library: Any) -> None:
 
 @cache
 def _say_unavailable(reason: str) -> None:
-    """Log once the reason that Python hands rows over although there is the library."""
+    """Log, once for each reason, why Python hands rows over although the library is there."""
     _log.warning("native_hand_over_unavailable", extra={"reason": reason})
 
 
 def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
-    """Close a producer. Raises the client's errors."""
+    """Close a producer, and tell its sender. Raises the client's errors."""
     producer.close()
     if sender is not None:
         sender.producer_closed()

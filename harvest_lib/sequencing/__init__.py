@@ -1,1 +1,1 @@
-"""Message ids, their format and their order, for publishers and exactly-once consumers."""
+"""Message ids: their format, publishers that write them, and the sequencer by which readers see messages once."""

@@ -1,7 +1,7 @@
-"""Messages of a partition, many at a time.
+"""Batches of messages of a partition.
 
-A batch is stored in columns. A `Message` is made only when it is asked for: to make one of each message that waits for
-its acknowledgement would cost as much as all else that is done with it. Pure.
+A batch is stored in columns. A `Message` object is made only when it is read: to make an object for each pending
+message would cost as much as all other work on that message. Pure.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ class Message(NamedTuple):
 
 
 def bytes_of(records: Sequence[Any]) -> int:
-    """Return the bytes of the values of records; 0 for each that has no length."""
+    """Return the total size of the records' values in bytes. A record without a length counts as 0."""
     try:
         return sum(map(len, records))
     except TypeError:
@@ -29,7 +29,8 @@ def bytes_of(records: Sequence[Any]) -> int:
 
 
 class Batch(Sequence[Message]):
-    """Messages by rising offset. `records` are the client's alone, for callers that need neither offsets nor ids."""
+    """Messages in order of their offsets, stored as the columns `offsets`, `ids` and `records`. `records` has the
+    client's records, for callers that need neither offsets nor ids."""
 
     __slots__ = ("ids", "last", "offsets", "records")
 
@@ -40,20 +41,22 @@ class Batch(Sequence[Message]):
         records: list[Any],
         last: LastRead | None = None,
     ) -> None:
-        """Columns of the same length; they become the batch's own. `last` identifies its last record, if known."""
+        """The columns have the same length. The batch takes the lists over without a copy. `last` identifies the
+        batch's last record, if known."""
         self.offsets, self.ids, self.records, self.last = offsets, ids, records, last
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "Batch":
-        """Return messages as a batch."""
+        """Return a batch of single messages."""
         held = GrowingBatch([], [], [])
         for message in messages:
             held.append(message)
         return held
 
     def last_below(self, offset: int) -> LastRead | None:
-        """Return the identity of the last record below an offset: without its content if it is not the last of the
-        batch, because the caller may have changed that. None without a record, or if it is unknown."""
+        """Return the identity of the last record below an offset; None if there is no such record or its identity is
+        unknown. The identity lacks the content unless the record is the batch's last: the caller may have changed the
+        content of other records."""
         number = bisect_left(self.offsets, offset)
         if number == len(self.ids):
             return self.last
@@ -72,12 +75,12 @@ class Batch(Sequence[Message]):
         return Message(self.offsets[which], self.ids[which], self.records[which])
 
     def __iter__(self) -> Iterator[Message]:
-        # As `Message._make`, at a third of its cost.
+        # The same as `Message._make`, at a third of the cost.
         return map(tuple.__new__, repeat(Message), zip(self.offsets, self.ids, self.records, strict=True))
 
 
 class GrowingBatch(Batch):
-    """One that grows: made with lists of its own."""
+    """A batch to which messages are appended. Make it with new lists, as it changes them."""
 
     __slots__ = ()
     offsets: list[int]

@@ -1,14 +1,14 @@
-"""The id of a message: its producer, its place in the producer's order, and its part in a transaction.
+"""The id of a message: its producer, its number in the order of the producer, and its role in a transaction.
 
-A version 1 UUID of RFC 4122, 16 bytes, carried in the Kafka header `message-id`:
+The id is a version 1 UUID of RFC 4122, 16 bytes, in the Kafka header `message-id`:
 
     60 bits   time, in 100 ns since 1582-10-15        } together the clock, which rises with every id of a producer
      4 bits   a count, upper bits of the clock sequence }
     10 bits   a flag, the lower bits of the clock sequence
     48 bits   the producer id, in place of the node id
 
-so that every reader of UUIDs sees when a message was made. A clock of zero, and the zero UUID, is for a message whose
-sender does not sequence it. Pure: the time is passed in.
+So every reader of UUIDs sees when a message was made. A message with a clock of zero, or with the zero UUID, is not
+sequenced by its sender. Pure: the caller passes the time in.
 """
 
 import secrets
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 HEADER_NAME = "message-id"
 ZERO = bytes(16)
-"""The zero UUID: no id."""
+"""The zero UUID, which means that a message has no id."""
 
 _WHOLE = struct.Struct(">IHHHHI")
 _HALVES = struct.Struct(">IIHHI")
 _NO_UUID = "an id of a message is a version 1 UUID, this id is not"
 _MOST_BEGINS = 10_000
 _EPOCH_NANOSECONDS = 0x01B21DD213814000 * 100
-"""From the beginning of the Gregorian calendar, the epoch of version 1 UUIDs, to the epoch of Unix."""
+"""Nanoseconds from the epoch of version 1 UUIDs, the beginning of the Gregorian calendar, to the epoch of Unix."""
 _COUNT_BITS = 4
 CLOCKS_PER_SECOND = 10_000_000 << _COUNT_BITS
 _FLAG_BITS = 10
@@ -38,31 +38,31 @@ _MULTICAST = 1 << 40
 
 
 class MalformedId(ValueError):
-    """Bytes that are no id of a message."""
+    """Bytes are not the id of a message."""
 
 
 class Flag(IntEnum):
     """Role of a message in a transaction."""
 
     OUTSIDE_TXN = 0
-    """It belongs to no transaction: it is read as soon as it is seen."""
+    """The message belongs to no transaction: readers process it at once."""
     CONTINUE_TXN = 1
-    """It is pending until its producer acknowledges it."""
+    """The message is pending until its producer acknowledges it."""
     ACK_TXN = 2
-    """It commits its producer's pending messages up to its own clock, and rolls back messages above."""
+    """The message commits its producer's pending messages up to its own clock, and rolls back messages above that."""
 
 
 class MessageId(NamedTuple):
-    """The parts of an id. Ids of a producer are in the order of their clocks."""
+    """The parts of a message id. The messages of a producer are ordered by their clocks."""
 
     producer: int
     clock: int
     flag: int
-    """A `Flag`, or a number that no flag has."""
+    """A `Flag`, or an unknown number."""
 
 
 def pack(producer: int, clock: int, flag: Flag) -> bytes:
-    """Return the 16 bytes. Raises struct.error for a clock outside 64 bits or a producer outside 48."""
+    """Return the 16 bytes of an id. Raises struct.error if the clock exceeds 64 bits or the producer 48 bits."""
     time, count = clock >> _COUNT_BITS, clock & 0xF
     return _WHOLE.pack(
         time & 0xFFFFFFFF,
@@ -75,12 +75,12 @@ def pack(producer: int, clock: int, flag: Flag) -> bytes:
 
 
 def unpack(message_id: bytes) -> MessageId:
-    """Take an id apart. Raises MalformedId for another length, version or variant."""
+    """Return the parts of an id. Raises MalformedId for another length, version or variant."""
     return MessageId(*parts(message_id))
 
 
 def parts(message_id: bytes) -> tuple[int, int, int]:
-    """Return producer, clock and flag: `unpack` for callers that do it a million times."""
+    """Return producer, clock and flag as a plain tuple: a faster `unpack`, for callers with millions of ids."""
     try:
         low, above, sequence, upper, lower = _HALVES.unpack(message_id)
     except struct.error:
@@ -94,7 +94,8 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
 
 
 _begins: dict[int, int] = {}
-"""Clocks at which the low 32 bits of time are 0, by the higher bits: the same for seven minutes."""
+"""Cache: the upper time bits of an id -> the clock for the upper bits and low 32 bits of 0. The upper bits stay the
+same for seven minutes."""
 
 
 def _begin(above: int) -> int:
@@ -108,30 +109,31 @@ def _begin(above: int) -> int:
 
 
 def new_producer_id() -> int:
-    """Draw the id of a new publisher. It is marked as a multicast address, as RFC 4122 requires for a random node
-    id."""
+    """Return a random id for a new publisher. It is marked as a multicast address, as RFC 4122 requires for a random
+    node id."""
     return secrets.randbits(_PRODUCER_BITS) | _MULTICAST
 
 
 def clock_at(unix_nanoseconds: int) -> int:
-    """Return the lowest clock of a time."""
+    """Return the lowest clock for a time."""
     return (unix_nanoseconds + _EPOCH_NANOSECONDS) // 100 << _COUNT_BITS
 
 
 class Clock:
-    """Rises with every tick, and follows the time if the time is ahead; used by a single thread at a time."""
+    """A clock for message ids. It rises with every tick, and jumps to the present time if that is ahead. One thread at
+    a time may use it."""
 
     def __init__(self, nanoseconds: Callable[[], int]) -> None:
-        """Begin at the time, which is asked for in nanoseconds since 1970."""
+        """`nanoseconds` returns the present time in nanoseconds since 1970."""
         self._nanoseconds = nanoseconds
         self._last = 0
 
     def tick(self) -> int:
-        """Return a clock above every earlier clock, even if the time went back."""
+        """Return a value above every earlier value, even if the time went back."""
         return self.ticks(1)
 
     def ticks(self, count: int) -> int:
-        """Return the first of a number of consecutive clocks, all above every earlier clock."""
+        """Reserve `count` consecutive values, all above every earlier value. Return the first of them."""
         first = max(self._last + 1, clock_at(self._nanoseconds()))
         self._last = first + count - 1
         return first

@@ -1,8 +1,8 @@
 """Finds runs in a batch of ids: pending messages of a single producer with clocks that rise from message to message.
-Most logs consist of runs, and the sequencer takes a whole run at a time. Taking each id apart costs more than all other
-work on a message. So this module does not: it joins the ids of a batch into a single number, and compares every id with
-the next in a few operations on that number. Pure.  An example: 20 pending messages of producer 1, their
-acknowledgement, and a message of producer 2. A clock that rises by 16 rises by a unit of time (100 ns).
+Most logs consist of runs, and the sequencer takes a whole run at a time. To unpack each id would cost more than all
+other work on a message. So this module joins the ids of a batch into a single number, and compares every id with the
+next id in a few operations on that number. Pure.  An example: 20 pending messages of producer 1, their acknowledgement,
+and a message of producer 2. When a clock rises by 16, the time in it rises by a unit (100 ns).
 
     >>> from harvest_lib.sequencing.message_id import Flag, pack
     >>> ids = [pack(1, 16 * time, Flag.CONTINUE_TXN) for time in range(1, 21)]
@@ -10,7 +10,7 @@ acknowledgement, and a message of producer 2. A clock that rises by 16 rises by 
     >>> list(find_runs(ids))
     [(0, 20)]
 
-How it gets there:
+The steps:
 
 1. An id is 16 bytes: 4 of lower time, 4 of upper time and version, 2 of count and flag, 6 of producer. Within a run
    only the lower time and the count differ. `_SAME` masks these out.
@@ -18,26 +18,26 @@ How it gets there:
     >>> ids[0].hex(" ", 4), ids[1].hex(" ", 4)
     ('00000001 00001000 80010000 00000001', '00000002 00001000 80010000 00000001')
 
-2. `_masked_differences` compares each id with the next, and applies the mask. It returns 16 bytes for each
-   pair of neighbours, a 1 for each byte that differs. Here the flag differs from index 19 to 20, and flag and
-   producer from 20 to 21.
+2. `_masked_differences` compares each id with the next id, and applies the mask. It returns 16 bytes for each
+   pair of neighbours: 1 for a byte that differs, 0 for an equal byte. Here the ids at index 19 and 20 differ in
+   the flag, the ids at 20 and 21 in flag and producer.
 
     >>> differs = _masked_differences(b"".join(ids))
     >>> [pair for pair in range(21) if 1 in differs[16 * pair : 16 * pair + 16]]
     [19, 20]
 
-3. `_rises` returns a 1 for each pair whose time rises. The acknowledgement has the clock of the message before it, and
-   producer 2 begins with an early clock.
+3. `_rises` returns 1 for each pair of neighbours with a rising time. The acknowledgement has the clock of the message
+   before it, and producer 2 begins with an early clock.
 
     >>> _rises(ids, b"".join(ids)) == bytes([1] * 19 + [0, 0])
     True
 
-4. `_ends` returns the indices at which a stretch ends: after each pair that differs or does not rise.
+4. `_ends` returns the index after each stretch: a stretch ends between two ids that differ or do not rise.
 
     >>> list(_ends(_rises(ids, b"".join(ids)), differs, len(ids)))
     [20, 21, 22]
 
-5. Only the stretch 0 to 20 is longer than a single id. Its first id is pending, so it is a run.
+5. Only the stretch from 0 to before 20 is longer than a single id. Its first id is pending, so the stretch is a run.
 """
 
 import sys
@@ -50,20 +50,20 @@ from harvest_lib.sequencing.message_id import Flag
 
 _BYTES = 16
 _SAME = bytes.fromhex("00000000 ffffffff c3ff ffffffffffff")
-"""The bits that are the same within a run: all but the lower half of the time, and the count."""
+"""Mask of the bits that are the same within a run: all but the lower half of the time, and the count."""
 _KIND = bytes.fromhex("f000 c3ff")
 _PENDING = bytes([0x10, 0, 0x80, Flag.CONTINUE_TXN])
-"""Version, variant and flag of an id, as `_KIND` leaves them."""
+"""Version, variant and flag of a pending id's bytes 6 to 9, masked by `_KIND`."""
 _ONE_IF_ANY = bytes([0]) + b"\1" * 255
 _LEAST_MEAN = 4
-"""Mean length of runs below which it costs less to take each id apart."""
+"""Mean length of runs below which it costs less to unpack each id."""
 
 
 def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each run's first id and the index after its last. A run has two ids at least.
+    """Yield, for each run, the index of its first id and the index after its last id. A run has at least two ids.
 
-    Ids of a run have the same producer and the flag CONTINUE_TXN, and their clocks rise. None is malformed. Yields
-    nothing for a batch with an id that is missing or has another length, or with short runs.
+    The ids of a run are well-formed, have the same producer and the flag CONTINUE_TXN, and their clocks rise. Yields
+    nothing for a batch in which an id is missing or has another length, or in which runs are short.
     """
     try:
         joined = b"".join(ids)  # type: ignore[arg-type]  # None is a TypeError
@@ -84,11 +84,12 @@ def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
 
 
 def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
-    """Return 1 for each id whose lower half of the time is below the next id's, else 0.
+    """Return a byte for each id but the last: 1 if the lower half of its time is below the next id's, else 0.
 
-    Where ids rise as bytes, 1 also where that half is the same, and the count rises: in a run nothing else differs.
+    If all ids rise as bytes, return 1 for each. That includes ids with the same time and a rising count: within a run
+    nothing else differs.
     """
-    if sorted(ids) == ids and not any(map(eq, ids, ids[1:])):  # at half the cost of taking the times apart
+    if sorted(ids) == ids and not any(map(eq, ids, ids[1:])):  # at half the cost of extracting the times
         return b"\1" * (len(ids) - 1)
     times = array("I", joined)[::4]
     if sys.byteorder == "little":
@@ -97,7 +98,8 @@ def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
 
 
 def _masked_differences(joined: bytes) -> bytes:
-    """Return 16 bytes for each pair of neighbours, 1 where they differ, all 0 where both may be of the same run."""
+    """Return 16 bytes for each pair of neighbours: 1 for each masked byte that differs. All bytes of a pair are 0 if
+    both ids may belong to the same run."""
     size = len(joined) - _BYTES
     before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
     masked = (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))
@@ -105,8 +107,8 @@ def _masked_differences(joined: bytes) -> bytes:
 
 
 def _ends(rises: bytes, differs: bytes, count: int) -> Iterator[int]:
-    """Return the indices at which something new begins, and at last the count."""
-    end, rises, differs = 0, rises + b"\0", differs + b"\1"  # so that something is always found
+    """Yield the index after each stretch of ids that do not differ and rise; the last index is `count`."""
+    end, rises, differs = 0, rises + b"\0", differs + b"\1"  # so that `index` always finds a value
     while end < count:
         end = min(rises.index(0, end), differs.index(1, _BYTES * end) // _BYTES) + 1
         yield end

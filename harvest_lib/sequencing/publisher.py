@@ -1,15 +1,15 @@
-"""Publishes messages with ids, alone or as a transaction that is read once it is acknowledged.
+"""Publishes messages with ids, singly or in a transaction, which readers see only once it is acknowledged.
 
-    publish_uncommitted, … ─► intents ─► (the caller keeps them, in its own transaction) ─► acknowledge
+    publish_uncommitted, … ─► intents ─► (the caller saves them, in its own transaction) ─► acknowledge
 
 Promises
-- Intents are made only once Kafka has every message they acknowledge, on every in-sync replica. If a caller keeps them
-  and crashes, its successor sends them again: `acknowledge` is safe to repeat, before the next transaction's first
-  message; behind it, it rolls that back.
-- Messages of the next transaction are behind the acknowledgements of this transaction in each partition, as long as the
+- Intents are made only once Kafka has every message that they acknowledge, on every in-sync replica. If a caller saves
+  intents and crashes, its successor writes them again. `acknowledge` may be repeated before the first message of the
+  next transaction; after that message, a repetition rolls the message back.
+- In each partition the messages of the next transaction follow the acknowledgements of this transaction, if the
   acknowledgements were handed over first.
-- Each intent has an id of its own, which is stored with it: written again, it has the same.
-- A single request is on the wire at a time, so no message is reported delivered that is in no log.
+- Each intent contains the id of its acknowledgement: an acknowledgement that is written again has the same id.
+- Only one request is on the wire at a time, so every message that is reported as delivered is in a log.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,32 +46,32 @@ _OWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """An acknowledgement that is to be written to a partition."""
+    """An acknowledgement to be written to a partition. `id` is its message id."""
 
     topic: str
     partition: int
     id: bytes
 
     def to_json(self) -> list[Any]:
-        """Return it as values that JSON knows."""
+        """Return the intent as values for JSON."""
         return [self.topic, self.partition, self.id.hex()]
 
     @classmethod
     def of_json(cls, value: Sequence[Any]) -> "Intent":
-        """Return the intent that `to_json` converted. Raises TypeError or ValueError for anything else."""
+        """Return the intent for a value that `to_json` returned. Raises TypeError or ValueError for any other value."""
         topic, partition, message_id = value
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
 
 def bounded_queue(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return a producer's settings with a bound for the bytes in its queue: librdkafka's default is 1 GB. A setting of
-    the user's stands; two of the largest messages fit in any case."""
+    """Return a producer's settings with a limit for the bytes in its queue, as librdkafka's default is 1 GB. A limit in
+    the user's settings has precedence. The added limit has room for two of the largest messages."""
     largest = int(str(settings.get("message.max.bytes", _MESSAGE_BYTES)))
     return {"queue.buffering.max.kbytes": max(_QUEUE_KBYTES, 2 * largest // 1024), **settings}
 
 
 class PublishRefused(RecordError):
-    """Kafka never takes a message. `about` is the value that the caller gave with the message."""
+    """Kafka refuses a message permanently. `about` is the value that the caller passed with the message."""
 
     def __init__(self, error: KafkaError, topic: str, about: Any) -> None:
         self.about = about
@@ -84,7 +84,7 @@ class PublishRefused(RecordError):
 
 
 class Publisher:
-    """The publisher of a producer id; used by a single thread."""
+    """Publisher of messages under a producer id. A single thread uses it."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Publisher:
         timeout_seconds: float = 30.0,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`timeout_seconds` limits the time until Kafka has all pending messages."""
+        """`timeout_seconds` limits the wait until Kafka has all messages that were handed over."""
         self._settings = settings
         with refused_settings():
             self._producer: KafkaProducer = provider(client_settings(bounded_queue(settings), **_OWN))
@@ -106,22 +106,24 @@ class Publisher:
         self._refused: PublishRefused | None = None
 
     def publish_committed(self, topic: str, value: bytes | None, **named: Any) -> None:
-        """Publish a message outside of any transaction. `named` are a `key`, a `partition` and a list of `headers`.
+        """Publish a message outside of any transaction. `named` may have `key`, `partition` and a list of `headers`.
 
-        Not to be mixed with uncommitted messages in a partition: earlier uncommitted messages would be rolled back.
+        Do not mix such messages with uncommitted messages in a partition: this message would roll back uncommitted
+        messages before it.
         """
         self._produce(topic, value, self._next_id(Flag.OUTSIDE_TXN), self._sent, **named)
 
     def publish_uncommitted(self, topic: str, value: bytes | None, *, about: Any = None, **named: Any) -> None:
-        """Publish a message that is pending until it is acknowledged. `about` comes back with PublishRefused, which is
-        raised here, or by `intents` and `flush`, where Kafka never takes it."""
+        """Publish a message that is pending until it is acknowledged. If Kafka refuses the message permanently, this
+        call, `intents` or `flush` raises PublishRefused with the value `about`."""
         on_delivery = self._sent_uncommitted if about is None else partial(self._sent_uncommitted, about=about)
         self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), on_delivery, about=about, **named)
 
     def intents(self) -> list[Intent]:
-        """End the transaction: wait until Kafka has all of it; return its acknowledgements, an intent per partition.
+        """End the transaction: wait until Kafka has all of its messages. Return an intent for each partition with such
+        messages.
 
-        Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused; then the publisher is of no more use.
+        Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused. After an error the publisher cannot be used.
         """
         self.flush()
         intents = [
@@ -132,12 +134,12 @@ class Publisher:
         return intents
 
     def acknowledge(self, intents: Iterable[Intent]) -> None:
-        """Hand over acknowledgements, own or a predecessor's; `flush` waits for them."""
+        """Hand over acknowledgements, of this publisher or of a predecessor. `flush` waits until Kafka has them."""
         for intent in intents:
             self._produce(intent.topic, None, intent.id, self._sent, partition=intent.partition)
 
     def flush(self) -> None:
-        """Wait until Kafka has all messages that were handed over. Raises as `intents`."""
+        """Wait until Kafka has all messages that were handed over. Raises the errors of `intents`."""
         deadline = Deadline(self._timeout_seconds)
         while len(self._producer) and not deadline.passed and self._error is None:
             self._serve(self._producer.flush, min(0.5, deadline.remaining_seconds))
@@ -146,7 +148,7 @@ class Publisher:
 
     @property
     def refusal(self) -> str:
-        """Return the reason that Kafka would refuse a message at each attempt; empty if there is none."""
+        """Return why Kafka has refused a message permanently; an empty string if it has refused none."""
         return self._error.str() if self._error is not None and self._error.code() in _NEVER_TAKEN else ""
 
     def _failed(self) -> Exception:
@@ -156,10 +158,10 @@ class Publisher:
         return translate(error, settings=self._settings)
 
     def close(self) -> None:
-        """Drop queued messages, and end connections and threads."""
+        """Drop queued messages, and end the connections and threads of the client."""
         try:
             self._producer.purge()
-            with suppress(KafkaException):  # errors at its end
+            with suppress(KafkaException):  # errors of a client that ends
                 self._producer.poll(0)
         finally:
             self._producer.close()

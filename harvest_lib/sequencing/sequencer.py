@@ -1,4 +1,4 @@
-"""Picks the committed messages of a partition: once each, and only when their sender commits them.
+"""Returns the committed messages of a partition: each message once, and only when its sender commits it.
 
     message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
                CONTINUE_TXN ─► held in the ring ─┐
@@ -6,21 +6,21 @@
                                                      (read again from the log, where the ring was too small)
 
 Promises
-- A producer's message comes at most once, in the order of its clocks: a message with a clock not above the highest
-  clock seen before is a repetition, and is dropped.
-- A message without an id, or with a clock of zero (as in the zero UUID), is committed as it comes, whatever its flag:
-  its sender opted out. It is not tracked, so each copy counts, and leaves its producer's state unchanged.
-- No producer waits for another: messages are returned as soon as their producer acknowledges them, whatever other
-  producers have pending.
-- All messages that an acknowledgement commits come together.
-- At most `ring` messages, of `ring_bytes` in all, are held, whatever is pending. If it is full, the transaction that
-  began first is released, and is read again once it is acknowledged.
-- Its position between two calls of `take` (`offset`, `states`) is all that another sequencer needs to continue, and
-  `last` shows whether the log is still the same.
+- Each message of a producer is returned at most once, in the order of the producer's clocks. A message with a clock not
+  above the highest clock seen before is a repetition, and is dropped.
+- A message without an id, or with a clock of zero (as in the zero UUID), is committed at once, whatever its flag: its
+  sender does not sequence it. Such messages are not tracked: each copy is returned, and no producer's state changes.
+- No producer waits for another: messages are returned as soon as their producer acknowledges them, even if other
+  producers have pending messages.
+- All messages that an acknowledgement commits are returned together.
+- The ring holds at most `ring` pending messages, with at most `ring_bytes` bytes of values. If the ring is full, the
+  transaction that began first is released from it, and is read again from the log once it is acknowledged.
+- `offset` and `states` between two calls of `take` are all that another sequencer needs to continue. `last` shows
+  whether the log is still the same.
 
 A limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends some of its
-messages again under new ids. They are let through (`out_of_order` counts them): nothing is lost, but delivery is at
-least once until it has caught up. Pure, no I/O.
+messages again under new ids. The sequencer returns these messages (`out_of_order` counts such acknowledgements): no
+message is lost, but delivery is at least once until the producer has caught up. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,8 +43,8 @@ Committed: TypeAlias = Sequence[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerState:
-    """State of a producer: the clock of its last committed message or acknowledgement, the offset at which its pending
-    messages begin, -1 without any, and the clock of the newest of them."""
+    """State of a producer. `acknowledged`: the clock of its last committed message or acknowledgement. `begin`: the
+    offset of its first pending message, -1 if it has none. `newest`: the clock of its newest message."""
 
     producer: int
     acknowledged: int
@@ -56,7 +56,8 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A transaction that was committed and is not held any more: `begin` to before `end`, to be read again."""
+    """A committed transaction that the ring does not hold any more. Its messages have to be read again from the log,
+    from the offset `begin` to before `end`."""
 
     producer: int
     begin: int
@@ -67,7 +68,7 @@ class Replay:
     """Messages above this clock were rolled back."""
 
     def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Return the committed messages between `begin` and `end`, by rising offset."""
+        """Yield the committed messages of the transaction from `messages` of the log, in order of their offsets."""
         last = self.after
         for message in messages:
             if message.id is None or not self.begin <= message.offset < self.end:
@@ -75,7 +76,7 @@ class Replay:
             try:
                 producer, clock, flag = parts(message.id)
             except MalformedId:
-                continue  # was let through when it was first seen
+                continue  # it was returned when it was first seen
             if producer == self.producer and flag == _CONTINUE and clock > last:
                 last = clock
                 if clock <= self.through:
@@ -83,7 +84,7 @@ class Replay:
 
 
 class _Producer:
-    """State of a producer. `held` are its pending messages, None where they have to be read again."""
+    """State of a producer. `held` has its pending messages; None if they have to be read again."""
 
     __slots__ = ("ack", "acknowledged", "begin", "held", "held_bytes", "newest")
 
@@ -97,7 +98,7 @@ class _Producer:
 
 
 class Sequencer:
-    """The sequencer of a partition; used by a single thread."""
+    """The sequencer of a partition. A single thread uses it."""
 
     def __init__(
         self,
@@ -108,35 +109,35 @@ class Sequencer:
         ring_bytes: int = RING_BYTES,
         last: LastRead | None = None,
     ) -> None:
-        """Continue from a checkpoint, with its position behind the record `last`. `ring` limits the pending messages
-        that are held, at least 1, and `ring_bytes` the bytes of their values."""
+        """Continue from the position of a checkpoint: `offset`, `states`, and the record `last` before `offset`. `ring`
+        (at least 1) limits the number of pending messages in memory, `ring_bytes` the bytes of their values."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
-        """The offset up to which messages were taken and are done with, or pending."""
+        """The offset of the next message to take. Every earlier message was processed, or is pending."""
         self.held = 0
-        """Messages that are held."""
+        """Number of pending messages in the ring."""
         self.held_bytes = 0
-        """Bytes of their values."""
+        """Bytes of the values of the messages in the ring."""
         self.duplicates = 0
-        """Messages that were dropped, as they had been seen before."""
+        """Number of messages that were dropped, as they had been seen before."""
         self.rolled_back = 0
-        """Held messages that were rolled back."""
+        """Number of messages in the ring that were rolled back."""
         self.malformed = 0
-        """Messages that were let through with an unreadable id, or an unknown flag."""
+        """Number of messages that were returned though their id was unreadable or their flag unknown."""
         self.empty = 0
-        """Acknowledgements that found nothing pending."""
+        """Number of acknowledgements of a producer without pending messages."""
         self.out_of_order = 0
-        """Acknowledgements at a clock before the last committed one of their producer."""
-        self._batch, self._last = Batch([], [], []), last  # the batch that is taken, and what was read last before it
+        """Number of acknowledgements with a clock before the last committed clock of their producer."""
+        self._batch, self._last = Batch([], [], []), last  # the present batch, and the last record before it
         self._ring, self._ring_bytes = ring, ring_bytes
         self._producers = {
             each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
         }
-        self._holding: dict[int, _Producer] = {}  # in the order of the beginnings of their transactions
+        self._holding: dict[int, _Producer] = {}  # in the order in which their transactions began
 
     def states(self) -> list[ProducerState]:
-        """Return the state of each producer, as of the last message that was taken as a whole."""
+        """Return the state of each producer after the last message that was taken."""
         return [
             ProducerState(
                 producer=producer,
@@ -149,7 +150,7 @@ class Sequencer:
         ]
 
     def pass_over(self, offset: int) -> None:
-        """Go on from an offset, where all before it was taken, or is no message."""
+        """Continue at an offset: every message before it was taken, and the offsets between have no message."""
         self.offset = max(self.offset, offset)
 
     @property
@@ -159,14 +160,14 @@ class Sequencer:
 
     @property
     def newest(self) -> int:
-        """Return the newest clock seen of any known producer, 0 without a producer."""
+        """Return the highest clock of all known producers; 0 if no producer is known."""
         return max((each.newest for each in self._producers.values()), default=0)
 
     def prune(self, before: int) -> int:
-        """Forget producers without a message since this clock; return their number.
+        """Forget producers without a message since the clock `before`. Return the number of forgotten producers.
 
-        Pending messages of such a producer are discarded: a transaction has to continue sooner than that. If it
-        continues later, its further messages count as another transaction.
+        Pending messages of such a producer are discarded: a transaction has to continue before its producer is
+        forgotten. If it continues later, its further messages count as another transaction.
         """
         old = [producer for producer, each in self._producers.items() if each.newest < before]
         for producer in old:
@@ -174,8 +175,8 @@ class Sequencer:
         return len(old)
 
     def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
-        """Take the messages of the log, by rising offset, and yield the messages that they commit, by acknowledgement.
-        Each message is taken when its result is requested.
+        """Take the next messages of the log, in order of their offsets. For each acknowledgement, yield the messages
+        that it commits. A message is taken only when the next result is requested.
 
         A message below `offset` was taken before, and is skipped. A `Batch` costs much less than single messages.
         """
@@ -190,15 +191,16 @@ class Sequencer:
         yield from self._take(messages[done:])
 
     def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
-        """Hold the rest of a run after its first message, as far as the ring has room; return its end."""
+        """Put the messages of a run after its first message into the ring, as far as there is room. Return the index
+        after the last message put there. `begin` and `end` are indexes in the batch."""
         known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
         first = messages.offsets[begin - 1]
         if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
-            return begin  # a repetition, not held, or taken before: so may be the rest
+            return begin  # the first message was dropped, not held or skipped, so the rest may be too
         rest = messages[begin : min(end, begin + self._ring - self.held)]
         size = bytes_of(rest.records)
         if size > self._ring_bytes - self.held_bytes:
-            return begin  # singly, until the ring is full
+            return begin  # the caller takes the messages singly, until the ring is full
         if rest:
             known.held.extend(rest)
             self._count(known, len(rest), size)
@@ -274,14 +276,15 @@ class Sequencer:
             self._holding.pop(producer, None)
 
     def _settle(self, producer: int, known: _Producer, clock: int) -> None:
-        """Clear pending messages; later ones up to this clock are repetitions."""
+        """Clear the producer's pending messages, and set its clock: further messages up to this clock count as
+        repetitions."""
         self._let_go(producer, known)
         known.acknowledged = known.newest = clock
         known.begin = _NOTHING
 
     def _acknowledge(self, offset: int, producer: int, known: _Producer, clock: int) -> Committed | Replay | None:
         begin, after, newest, held = known.begin, known.acknowledged, known.newest, known.held
-        if clock < after and clock == known.ack:  # written again, after messages that stood for themselves
+        if clock < after and clock == known.ack:  # written again, after messages outside of any transaction
             self._settle(producer, known, after)
             self.rolled_back += len(held or ())
             return None
