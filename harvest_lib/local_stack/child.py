@@ -3,7 +3,7 @@
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
 This file is run by path, not by module: then it imports nothing of the library, and costs only the start of a bare
-interpreter (about 20 ms). Before it replaces itself with COMMAND by `exec`, it takes these steps:
+interpreter (about 20 ms). It takes three steps before it replaces itself with COMMAND by `exec`:
 
 1. With `--user`, it changes to that user, because Postgres refuses to run as root.
 2. With `--reach`, it keeps the capability to enter folders that are closed to that user, so that a server below `/root`
@@ -30,7 +30,7 @@ FAILED = 125
 CAP_DAC_OVERRIDE = 1
 
 _NOT_INHERITED = (
-    *(signal.SIGPIPE, signal.SIGXFSZ),  # the Python interpreter ignores these signals
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # the Python interpreter ignores both
     *(
         signal.SIGINT,
         signal.SIGQUIT,

@@ -12,7 +12,7 @@ from harvest_lib.local_stack.state import write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server process of the stack. `url` is the address of its web interface, if it has one."""
+    """A server process of the stack. `url` is the address of its web interface; empty without such an interface."""
 
     name: str
     version: str

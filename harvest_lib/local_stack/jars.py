@@ -28,7 +28,7 @@ _ATTEMPT_SECONDS = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JarSet:
-    """A set of jars in one folder: the jars of the coordinates `organisation:name:revision` and all dependencies."""
+    """A set of jars in a folder: the jars of the coordinates `organisation:name:revision` and all dependencies."""
 
     name: str
     coordinates: tuple[str, ...]
@@ -76,7 +76,7 @@ def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
 
 
 def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
-    for left in folder.parent.glob(f".{jars.name}-*"):  # a killed process left it: only the lock's holder may have one
+    for left in folder.parent.glob(f".{jars.name}-*"):  # left by a killed process: this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
         work = Path(name)

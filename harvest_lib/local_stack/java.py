@@ -54,8 +54,8 @@ def argument_file(arguments: Sequence[str | Path]) -> str:
 
 
 def java_environment() -> dict[str, str]:
-    """Return this process's environment without variables that give options to every Java program. Java would also
-    print a line about these options."""
+    """Return this process's environment without variables that give options to every Java program. Java would print
+    such options as well."""
     foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
     return {name: value for name, value in os.environ.items() if name not in foreign}
 

@@ -1,7 +1,7 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each both broker and controller.
 
-Every broker has two listeners: one without authentication (`bootstrap_servers`), and one with SASL/PLAIN for a user
-with a generated password (`sasl_bootstrap_servers`). Detours add listeners that advertise other addresses, so that a
+Every broker has two listeners: `bootstrap_servers` without authentication, and `sasl_bootstrap_servers` with SASL/PLAIN
+for a user with a generated password. Detours add listeners that advertise other addresses, so that a
 proxy can break connections. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
 automatically. Topics are replicated to all brokers. Data persists between runs, separately for each version, number of
 brokers, and secured or not.
@@ -49,7 +49,7 @@ _LOGGING = (
 
 
 class KafkaCluster:
-    """A cluster of one version of Kafka. Its data is below the folder `state`, its jars and Java below `parts`."""
+    """A Kafka cluster. Its data is below the folder `state`, its jars and Java below `parts`."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class KafkaCluster:
     ) -> None:
         """Only set the parameters. Nothing is written or started yet.
 
-        `detours` maps a name to the advertised ports of 127.0.0.1 (or addresses) of an additional listener, one for
+        `detours` maps a name to the advertised ports of 127.0.0.1 (or addresses) of an additional listener, a port for
         each broker. A proxy of yours must forward them to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
-        this listener do not authenticate. `security` replaces all these listeners by its own. With `acls` an
+        this listener do not authenticate. `security` replaces all listeners by its own. With `acls` an
         authenticated client has only granted rights, and a client without authentication has all rights. Without
         `optimized` a broker uses less CPU in its first minutes, and more later.
         """
@@ -96,8 +96,8 @@ class KafkaCluster:
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
         self._starts = 0
-        """Number of starts since the constructor; 0 once the cluster was ready, because clients may then know the ports
-        and these must not change."""
+        """Number of starts since the constructor; 0 once the cluster was ready. Then clients may know the ports, so a
+        restart must not change them."""
 
     @property
     def bootstrap_servers(self) -> str:

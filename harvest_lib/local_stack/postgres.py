@@ -52,7 +52,7 @@ would take 5 ms for each connection and protect nothing."""
 
 
 class PostgresServer:
-    """A server of one version of Postgres, with its data below a state folder."""
+    """A Postgres server with its data below a state folder."""
 
     def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
         """Only set the parameters. Nothing is written or started yet. Without `durable` (for tests) a crash of the

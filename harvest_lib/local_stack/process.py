@@ -225,7 +225,7 @@ def _state(task: Path) -> str:
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """Return the last lines of a log, joined to one line, from its last 16 KiB."""
+    """Return the last lines of a log, joined into a single line. Only the last 16 KiB are read."""
     if not log.exists():
         return "its log is empty"
     with log.open("rb") as file:

@@ -156,7 +156,7 @@ def _launch(command: list[str], log: Path) -> None:
             next_step=f"read {log}",
         )
     failure = json.loads(answer)
-    process.returncode = 0  # the process outlives this one; this prevents Python's warning at exit
+    process.returncode = 0  # prevents Python's warning at exit about a child process that still runs
     if failure:
         process.wait()
         raise StackError(failure["cause"], evidence=failure["evidence"], next_step=failure["next_step"])
