@@ -1,7 +1,7 @@
 """Generates SQL with the minimal grants of a consumer's role in Postgres. The owner of the consumer's tables runs it.
 
 Promises
-- The script first revokes the role's grants on these tables, so that it may be run again.
+- The script first revokes the role's grants on the consumer's tables, so that it may be run again.
 - psycopg quotes the names. No name is in a comment, because a line break in the name would end the comment.
 """
 

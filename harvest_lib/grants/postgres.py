@@ -1,8 +1,8 @@
 """Generates SQL with the minimal grants of each role on an outbox. The owner of the tables runs it.
 
 Promises
-- A script first revokes the roles' grants on these tables, so that it may be run again. Row-level policies remain until
-  another run replaces them.
+- A script first revokes the roles' grants on the outbox's tables, so that it may be run again. Row-level policies
+  remain until another run replaces them.
 - Nothing is revoked from a role that owns a table, whether by itself, by membership or as a superuser.
 - If a role does not exist, only the part of this role is skipped, with a warning.
 - If row-level security is on, harvester and reader get a policy that shows all rows.
@@ -151,7 +151,7 @@ class Grants:
         return "".join(f"{part}\n" for part in self._parts())
 
     def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """Return the roles that do not exist. The script skips these roles."""
+        """Return the roles that do not exist. The script skips them."""
         named = [
             *filter(None, (self.harvester, self.reader, self.operator)),
             *(() if self.has_column_mapping else self.writers),
