@@ -28,14 +28,13 @@ class OrderTotals:
     """The application. An application consists of two functions."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Add the order to the customer's sums in memory."""
+        """Remember the order until the end of the transaction."""
         order = json.loads(message.record.value())
         orders, cents = transaction.memory.get(order["customer"], (0, 0))
         transaction.memory[order["customer"]] = (orders + 1, cents + order["cents"])
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Write the sums of the transaction. Customers are sorted, so that two shards with the same customers cannot
-        deadlock."""
+        """Write the sums, customers in the same order in all shards."""
         customers = sorted(transaction.memory)
         orders, cents = ([transaction.memory[each][place] for each in customers] for place in (0, 1))
         transaction.state.execute(_ADD, (customers, orders, cents))
