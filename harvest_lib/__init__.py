@@ -1,7 +1,7 @@
-"""Outbox harvester: moves a transactional outbox from Postgres to Kafka, in per-key order, losing nothing.
+"""Outbox harvester: moves a transactional outbox from Postgres to Kafka, in per-key order, without losing records.
 
-Start at `Harvest`, configured by `HarvestConfig`; write with `append`. A name that needs pydantic, psycopg or
-confluent_kafka is loaded at its first use, so that `import harvest_lib` is quick.
+`Harvest`, configured by `HarvestConfig`, delivers records; `append` writes them. A name that needs pydantic, psycopg or
+confluent_kafka is imported at its first use, so that `import harvest_lib` is quick.
 """
 
 from importlib import import_module

@@ -1,10 +1,10 @@
-"""Expiry of the certificates that a process is configured with: read from their files, by the package cryptography.
+"""Expiry of the configured certificates of a process. The package cryptography reads them from their files.
 
-Of the certificates that a client presents (its own and the chain) the first to expire counts. Of trusted authorities
-the last counts: a file holds several while an authority is replaced, and a system's file has old authorities without
-use.
+For the certificates that a client presents (its own and the chain) the earliest expiry counts. For trusted authorities
+the latest expiry counts, because a file contains several authorities while an authority is being replaced, and a
+system's file contains old, unused authorities.
 
-A file may be newer than the version that a client has read: clients read it when they are made.
+A client reads a file only when the client is created, so the file may be newer than the certificate that is in use.
 """
 
 import logging
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 WARN_SECONDS = 14 * 86_400.0
-"""Warn this long before expiry."""
+"""Time before the expiry of a certificate from which a warning is logged."""
 _EVERY_SECONDS = 86_400.0
 _NO_FILES = {"system", "probe"}
-"""Values of `sslrootcert` and `ssl.ca.location` that are no path: the client searches."""
+"""Values of `sslrootcert` and `ssl.ca.location` that are not a path: the client finds the file itself."""
 
 
 class UnreadableCertificate(Exception):
-    """A file is missing, or holds no certificate."""
+    """A file is missing, or contains no certificate that can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Place of a certificate: a file, or the text itself. Only the name `setting` is published."""
+    """Source of a certificate: a file, or the text itself. Only the name `setting` is logged or reported."""
 
     setting: str
     shown: bool
@@ -47,7 +47,7 @@ class _Place:
     path: Path | None = field(default=None, repr=False)
     text: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
-    """Password of a key store."""
+    """Password of a key store; None if the source is not a key store."""
 
 
 def _of_kafka(settings: Mapping[str, object]) -> Iterator[_Place]:
@@ -71,19 +71,19 @@ def _of_postgres(parameters: Mapping[str, object]) -> Iterator[_Place]:
 
 
 class Certificates:
-    """The certificates of a process, by the settings that name them. May be used by any thread."""
+    """The certificates of a process, by the settings that name them. Any thread may use it."""
 
     def __init__(self, *kafka: Mapping[str, object], postgres: Mapping[str, object] | None = None) -> None:
-        """`kafka` are librdkafka's settings of its clients, `postgres` the parameters of its connections."""
+        """`kafka` are the librdkafka settings of the process's clients; `postgres` are its connection parameters."""
         found = [place for settings in kafka for place in _of_kafka(settings)]
         self._places = dict.fromkeys([*found, *_of_postgres(postgres or {})])
-        self._read: dict[_Place, tuple[object, float | None]] = {}  # the file's mark when it was read, and its expiry
+        self._read: dict[_Place, tuple[object, float | None]] = {}  # `_mark` of the file as it was read, and the expiry
         self._has_logged_unknown = False
         self._lock = threading.Lock()
 
     def expiries(self) -> Mapping[str, float]:
-        """Return the expiry of each certificate, in Unix seconds, by the setting that names it. Files are read when
-        they change; unreadable files are left out, and logged once."""
+        """Return the expiry of each certificate, in Unix seconds, by the setting that names it. A file is read again if
+        it has changed. An unreadable file is left out, and logged once."""
         found: dict[str, float] = {}
         with self._lock:
             for place in self._places if self._places and self._can_read() else ():
@@ -93,12 +93,13 @@ class Certificates:
         return found
 
     def expiring(self, now: float) -> Mapping[str, float]:
-        """Return the certificates that expire within WARN_SECONDS or have expired."""
+        """Return the `expiries` of certificates that have expired or expire within WARN_SECONDS. `now` is in Unix
+        seconds."""
         return {setting: at for setting, at in self.expiries().items() if at - now < WARN_SECONDS}
 
     def begin(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
-        """Log certificates that expire soon, now and every day until `stopping` is set; returns at once. `clock` is in
-        Unix seconds."""
+        """Start a thread that logs certificates that expire soon: now, and every day until `stopping` is set. `clock`
+        returns Unix seconds."""
         if self._places:
             threads.repeat(
                 "harvest-certificates",
@@ -133,7 +134,7 @@ class Certificates:
 
 
 def _mark(place: _Place) -> object:
-    """Return a value that changes with the file."""
+    """Return a value that changes if the file changes; None without a readable file."""
     with suppress(OSError, ValueError):
         if place.path is not None:
             stat = place.path.stat()
@@ -142,7 +143,8 @@ def _mark(place: _Place) -> object:
 
 
 def _expiry_of(place: _Place) -> float | None:
-    """Return a place's expiry, in Unix seconds; None for a folder of authorities. Raises UnreadableCertificate."""
+    """Return the expiry of a certificate in Unix seconds; None for a folder of authorities. Raises
+    UnreadableCertificate."""
     try:
         if place.path is not None and place.path.is_dir():
             return None

@@ -1,31 +1,31 @@
-"""A deadline, shared by all the steps of a shutdown, and the clock of this package.
+"""The clock of this package, and deadlines that several steps share.
 
-The clock is CLOCK_BOOTTIME: it advances while the machine sleeps and cannot be set, so a process that was frozen or
-suspended knows that time has passed.
+The clock is CLOCK_BOOTTIME. It cannot be set, and it advances while the machine sleeps, so that a process that was
+frozen or suspended can detect that time has passed.
 """
 
 import time
 
 
 def boot_seconds() -> float:
-    """Return seconds since boot, suspends included."""
+    """Return the seconds since the machine booted, including the time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def unix_ms() -> int:
-    """Return the time of the day in milliseconds since 1970, as in Kafka's timestamps."""
+    """Return the Unix time in milliseconds, the unit of Kafka's timestamps."""
     return time.time_ns() // 1_000_000
 
 
 class Deadline:
-    """A point in time by which all of several steps have to be done."""
+    """A point in time by which several steps together have to be complete, for example the steps of a shutdown."""
 
     def __init__(self, seconds: float) -> None:
         self._at = boot_seconds() + seconds
 
     @property
     def remaining_seconds(self) -> float:
-        """Return the seconds left, never negative."""
+        """Return the seconds until the deadline; 0 after it."""
         return max(0.0, self._at - boot_seconds())
 
     @property

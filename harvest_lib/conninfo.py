@@ -1,8 +1,8 @@
-"""Connection strings of Postgres, as libpq reads them.
+"""Parses connection strings of Postgres, as libpq does.
 
-Promises: no error of this module quotes a connection string. Errors of libpq do, with the password, and so do psycopg's
-and the name resolution's for a host that is a piece of a password. Every module therefore parses a connection string
-here before it passes the string to psycopg.
+Promise: no error of this module quotes a connection string. Errors of libpq quote it, password included. Errors of
+psycopg and of the name resolution quote the host, which may be a part of a password. Therefore every module parses a
+connection string here before it passes the string to psycopg.
 """
 
 import re
@@ -19,8 +19,8 @@ SECRETS = frozenset(
     {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
     | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
 )
-"""Keywords of secret values. libpq marks them: `*` for passwords, `D` for the keys of SCRAM among others. An older
-libpq does not know all keywords."""
+"""Keywords with secret values. libpq marks such keywords: `*` for passwords, `D` for SCRAM keys and others. Some are
+also listed here, because an older libpq does not know all of them."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")
@@ -30,9 +30,9 @@ _PORTS = re.compile(r"[0-9,]*")
 def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
     """Return the parameters of a connection string, in libpq's keyword form or as a URL.
 
-    `psycopg.connect(**parameters_of(dsn))` connects as `psycopg.connect(dsn)` does. Raises ConfigError, which names
-    `field` and quotes nothing: for a string that libpq cannot read, and for a URL with a bare `@`, `/` or `?` in its
-    password: libpq would take the rest of the password for a host, a port or a database, and show it.
+    `psycopg.connect(**parameters_of(dsn))` connects as `psycopg.connect(dsn)` does. Raises ConfigError for a string
+    that libpq cannot parse, and for a URL with an unencoded `@`, `/` or `?` in its password: libpq would read the rest
+    of the password as a host, a port or a database, and print it. The error names `field`, and quotes nothing.
     """
     parameters = None if "\0" in dsn else _read(dsn)
     if parameters is None or _is_torn(dsn, parameters):
@@ -48,9 +48,10 @@ def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
 
 
 def shown(dsn: str) -> str:
-    """Return a connection string without its secrets, to be printed. Raises ConfigError, which quotes nothing.
+    """Return a connection string with its secrets hidden, for output. Raises ConfigError, which does not quote the
+    string.
 
-    `options` counts as a secret there: it may set any setting of the session.
+    The value of `options` is hidden too, because it may contain any setting of the session.
     """
     parameters = parameters_of(dsn)
     hidden = dict.fromkeys((SECRETS | {"options"}) & parameters.keys(), _HIDDEN)
@@ -58,7 +59,7 @@ def shown(dsn: str) -> str:
 
 
 def has_secret(dsn: str) -> bool:
-    """Return True if a connection string holds a secret, or cannot be read."""
+    """Return True if a connection string contains a secret, or cannot be parsed."""
     try:
         return any(parameters_of(dsn).get(name) for name in SECRETS)
     except ConfigError:
@@ -68,15 +69,15 @@ def has_secret(dsn: str) -> bool:
 def _read(dsn: str) -> dict[str, str] | None:
     try:
         return {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-    except (psycopg.Error, ValueError):  # a lone surrogate is no UTF-8
+    except (psycopg.Error, ValueError):  # ValueError: a lone surrogate cannot be encoded as UTF-8
         return None
 
 
 def _is_torn(dsn: str, parameters: Mapping[str, str]) -> bool:
-    """Return True if a piece of a password stands where a host, a port or a database should."""
+    """Return True if a part of a password was parsed as a host, a port or a database."""
     hosts = parameters.get("host", "").split(",")
     if any("@" in host[1:] for host in hosts) or not _PORTS.fullmatch(parameters.get("port", "")):
-        return True  # a socket in the abstract namespace begins with @
+        return True  # a leading @ is allowed: it begins the name of a socket in the abstract namespace
     if not _URL.match(dsn):
         return False
     path = dsn.partition("://")[2].partition("/")[2]

@@ -1,4 +1,4 @@
-"""The exceptions of the harvester, all of them.
+"""All exceptions of the harvester.
 
     HarvestError
     ├── ConfigError            a setting is wrong: names the file, the line and the field
@@ -8,33 +8,33 @@
     │   ├── DatabaseUnavailable    Postgres does not answer
     │   ├── DatabaseAccessDenied   Postgres answers and refuses
     │   └── ServerRegressed        the server may lack records that were harvested before
-    ├── CheckpointError        a checkpoint does not fit: of another outbox, lost, or ahead of the server
-    ├── PoolConflict           another pool harvests the same outbox, or stands in the same election
+    ├── CheckpointError        a checkpoint belongs to another outbox, is lost, or is ahead of the server
+    ├── PoolConflict           another pool harvests the same outbox, or takes part in the same election
     ├── KafkaError
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and refuses
     │   ├── TopicMissing           a topic that must exist does not
     │   ├── TopicTooSmall          a topic has fewer partitions than are needed
-    │   └── TopicCompacted         a topic does not keep all that is written to it
+    │   └── TopicCompacted         a topic is compacted, but has to keep all records
     ├── ParkedRecordMissing    the requested parked record does not exist
-    ├── AdaptorError           a pipeline's source or destination is not as it must be
-    │   ├── MessageRefused         a destination does not take a message: names its offset in the log
-    │   └── PositionLost           a reader cannot continue from its position: later changes are gone at the source
-    ├── LogError               a commit log or an offset log of a pipeline cannot be used as it is
+    ├── AdaptorError           a pipeline's source or destination does not meet the requirements
+    │   ├── MessageRefused         a destination refuses a message: names the message's offset in the log
+    │   └── PositionLost           a reader cannot continue from its position: the source has removed later changes
+    ├── LogError               a commit log or an offset log of a pipeline cannot be used in its present state
     │   ├── LogInUse               another process has it open
     │   ├── LogTooNew              a later version of this library wrote it
     │   ├── LogDamaged             the bytes on the disk have changed since they were written: names file and byte
-    │   ├── LogUnwritable          the disk is full, failed, or may only be read
-    │   ├── EntryRefused           a message that the format has no room for
-    │   └── OffsetBeyondLog        an offset that the log does not have yet
+    │   ├── LogUnwritable          the disk is full, has failed, or is read-only
+    │   ├── EntryRefused           a message does not fit into the format of the log
+    │   └── OffsetBeyondLog        an offset is after the end of the log
     ├── PipelineError          a pipeline stopped, or cannot continue
-    ├── LifecycleError         a call that does not fit the state of the harvester
-    ├── NothingChecked         a check that found nothing to check
+    ├── LifecycleError         a call is not allowed in the state of the harvester
+    ├── NothingChecked         a check found nothing to check
     ├── OutputLost             a command could not write its output
-    └── StackError             the local stack could not be brought up or down
+    └── StackError             the local stack could not be started or stopped
 
-Every message has three parts: the cause, the evidence for it, and the next step to take. Expected outcomes (a
-delivery that failed, a term that ended) are values, not exceptions.
+Every message has three parts: the cause, the evidence for the cause, and the next step. Expected outcomes, such as a
+failed delivery or the end of a term, are values, not exceptions.
 """
 
 import sys
@@ -45,22 +45,23 @@ from typing import ClassVar
 FOUND_EXIT_CODE = 13
 """Exit code of a command that succeeded with a negative answer: anomalies were found, or nothing runs.
 
-A command that crashed cannot end with it: interpreters and shells use 1, 2, 120, 126, 127, and 128 with a signal.
+A crash cannot cause this exit code: interpreters and shells use 1, 2, 120, 126, 127, and 128 plus the signal's number.
 """
 
 
 class HarvestError(Exception):
-    """Base of every error this library raises on purpose.
+    """Base class of every error that this library raises on purpose.
 
-    `cause` is the fault, `evidence` the observation that shows it (may be empty), `next_step` the operator's remedy.
-    None of them ever holds a secret.
+    `cause` is the fault, `evidence` the observation that shows the fault (it may be empty), and `next_step` the
+    operator's remedy. No text of an error contains a secret.
     """
 
     exit_code: ClassVar[int] = 1
-    """Exit code of the command line when this error ends a command."""
+    """Exit code of a command that ends with this error."""
 
     wears_off: bool = False
-    """True if the fault remains after its evidence has gone: going on later would skip records, silently."""
+    """True if the fault remains after its evidence has disappeared, so that a later retry would silently skip
+    records."""
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str) -> None:
         self.cause = cause
@@ -71,7 +72,7 @@ class HarvestError(Exception):
 
 
 class ConfigError(HarvestError):
-    """A setting is missing, unknown, malformed or contradicts another: correct the named field."""
+    """A setting is missing, unknown or malformed, or contradicts another setting: correct the named field."""
 
     exit_code = 3
 
@@ -82,14 +83,14 @@ class ConfigError(HarvestError):
         self.source = source
         self.line = line
         self.problems: Sequence[ConfigError] = (self,)
-        """The problems that were found together, each as an error of its own."""
+        """All problems that were found together, each as an error."""
         place = f"{source}, line {line}" if source and line else source
         evidence = ", ".join(part for part in (place, f"field `{field}`" if field else "") if part)
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
 class RecordError(HarvestError):
-    """A record that Kafka or the outbox table could never take: correct it where it is written."""
+    """Kafka or the outbox table would always reject a record: correct the record in the program that writes it."""
 
 
 class OutboxTableError(HarvestError):
@@ -113,23 +114,23 @@ class DatabaseAccessDenied(DatabaseError):
 
 
 class ServerRegressed(DatabaseError):
-    """The server may lack records that were harvested before (failover, restore): going on could skip records,
-    silently."""
+    """The server may lack records that were harvested before, after a failover or a restore. Continuing could silently
+    skip records."""
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, wears_off: bool = True) -> None:
         self.wears_off = wears_off
-        """False if a corrected setting, or a grant, may show that the server lacks nothing."""
+        """False if, after a setting is corrected or a right granted, the check may find that no record is missing."""
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
 class CheckpointError(HarvestError):
-    """A checkpoint does not fit its outbox, or is missing: going on could repeat or skip records."""
+    """A checkpoint does not match its outbox, or is missing. Continuing could repeat or skip records."""
 
     exit_code = 8
 
 
 class PoolConflict(HarvestError):
-    """Another pool harvests the same outbox, or stands in the same election: stop one of them, or keep them apart."""
+    """Another pool harvests the same outbox, or takes part in the same election: stop a pool, or separate the pools."""
 
     exit_code = 8
 
@@ -154,35 +155,35 @@ class KafkaAccessDenied(KafkaError):
 
 
 class TopicMissing(KafkaError):
-    """A required topic does not exist, and may not be created: create it with the given command."""
+    """A required topic does not exist, and the harvester may not create it: create it with the given command."""
 
 
 class TransactionOpen(KafkaError):
-    """A Kafka transaction stays open and hides later records: wait, or end it with the command."""
+    """A Kafka transaction stays open and hides later records: wait, or abort the transaction with the given command."""
 
 
 class TopicTooSmall(KafkaError):
-    """A topic has fewer partitions than are needed: add them with the given command."""
+    """A topic has fewer partitions than required: add partitions with the given command."""
 
 
 class TopicCompacted(KafkaError):
-    """A topic that has to keep all that is written to it is compacted: change its `cleanup.policy`."""
+    """A topic is compacted, but has to keep all records: change its `cleanup.policy`."""
 
 
 class ParkedRecordMissing(HarvestError):
-    """The requested parked record does not exist (any longer): check with `harvest park list`."""
+    """The requested parked record does not exist, or no longer exists: check with `harvest park list`."""
 
 
 class AdaptorError(HarvestError):
-    """A pipeline's source or destination is not as it must be: correct it there, or in the declaration."""
+    """A pipeline's source or destination does not meet the requirements: correct it, or correct the declaration."""
 
 
 class MessageRefused(AdaptorError):
-    """A message that its destination, or the commit log, does not take: read it with `harvest pipeline show`."""
+    """A destination, or the commit log, refuses a message: inspect the message with `harvest pipeline show`."""
 
 
 class PositionLost(AdaptorError):
-    """A reader cannot continue from its position: later changes are gone at the source, and would be skipped."""
+    """A reader cannot continue from its position: the source has removed later changes, which would be skipped."""
 
     exit_code = 8
 
@@ -192,7 +193,7 @@ class PositionLost(AdaptorError):
 
 
 class LogError(HarvestError):
-    """A commit log or an offset log cannot be used as it is."""
+    """A commit log or an offset log cannot be used in its present state."""
 
     exit_code = 9
 
@@ -214,24 +215,24 @@ class LogDamaged(LogError):
         self.path = path
         self.byte = byte
         self.offsets = offsets
-        """Offsets that may be damaged, None for the whole log."""
+        """The offsets of messages that may be damaged; None for the whole log."""
         super().__init__(cause, evidence=f"{path}, byte {byte}{evidence and f': {evidence}'}", next_step=next_step)
 
 
 class LogUnwritable(LogError):
-    """The disk of a log is full, has failed, or may only be read: make room, or choose another folder."""
+    """The disk of a log is full, has failed, or is read-only: free space, or choose another folder."""
 
 
 class EntryRefused(LogError):
-    """A message that the log's format has no room for: correct it where it comes from."""
+    """A message does not fit into the log's format: correct the message at its source."""
 
 
 class OffsetBeyondLog(LogError):
-    """An offset that the log does not have yet: the log was cut or replaced, or the offset is of another log."""
+    """An offset is after the end of the log: the log was cut off or replaced, or the offset belongs to another log."""
 
 
 class PipelineError(HarvestError):
-    """A pipeline stopped, or cannot continue: its logs are unchanged, so it resumes once the cause is gone."""
+    """A pipeline stopped, or cannot continue. Its logs are unchanged, so it can resume after the cause is removed."""
 
     exit_code = 9
 
@@ -253,21 +254,21 @@ class ArchiveError(HarvestError):
 
 
 class OutputLost(HarvestError):
-    """A command could not write its output: make room where it goes, or write it to another place."""
+    """A command could not write its output: free space on its target, or redirect the output."""
 
     exit_code = 12
 
 
 class StackError(HarvestError):
-    """The local stack could not be brought up or down: see the log named in the message."""
+    """The local stack could not be started or stopped: see the log that the message names."""
 
     exit_code = 7
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that adds an extra to this installation, in the way of its installation: from a clone, a
-    folder or a wheel, by pip, uv, uv tool or pipx."""
-    # Loaded here because errors are part of the quickest commands.
+    """Return the command that adds an extra to this installation. It uses the installation's tool (pip, uv, uv tool or
+    pipx) and origin (a clone, a folder or a wheel)."""
+    # Imported here, because every command imports this module, and should start quickly.
     import json  # noqa: PLC0415
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
@@ -280,7 +281,7 @@ def install_hint(extra: str) -> str:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     place = str(origin.get("url", ""))
     path = unquote(urlsplit(place).path)
-    if vcs := origin.get("vcs_info", {}):  # PEP 610 keeps the address without the scheme and commit that pip needs
+    if vcs := origin.get("vcs_info", {}):  # the URL of PEP 610 lacks the scheme and the commit, which pip needs
         place = f"{vcs['vcs']}+{place}@{vcs['commit_id']}"
     is_folder, is_editable = "dir_info" in origin, origin.get("dir_info", {}).get("editable", False)
     if is_editable and Path(sys.prefix, ".ready").is_file():

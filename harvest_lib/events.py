@@ -1,4 +1,4 @@
-"""Events for a harvester's event handler: changes of leadership, and its throughput, measured by a `Meter`."""
+"""Events for a harvester's event handler: changes of leadership, and readings of the throughput."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterStats:
-    """A reading. Rates are records per second; `start` is the clock's value, in seconds, when counting began."""
+    """A reading of a `Meter`. Rates are records per second. `start` is the time, in seconds of the meter's clock, at
+    which counting began. The interval is the time since the previous reading."""
 
     name: str
     start: float
@@ -18,7 +19,7 @@ class MeterStats:
 
 
 class Meter:
-    """Count records; `read` closes an interval and begins the next."""
+    """Counts records. `read` returns the counts and rates, and begins the next interval."""
 
     def __init__(self, name: str, now: float) -> None:
         self._name = name
@@ -57,7 +58,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderAcquired:
-    """This process leads: its term is identified by `leader_id`, random and never used again."""
+    """This process became the leader. `leader_id` identifies its term; it is random and never reused."""
 
     leader_id: UUID
     shard: int = 0
@@ -65,7 +66,8 @@ class LeaderAcquired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRefreshed:
-    """This process still leads, under a new `leader_id`: a delivery failed, or the outcome of a mark is unknown."""
+    """This process still leads, under a new `leader_id`, because a delivery failed or the outcome of a mark is
+    unknown."""
 
     leader_id: UUID
     shard: int = 0
@@ -73,21 +75,22 @@ class LeaderRefreshed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRevoked:
-    """Leadership was taken back in an orderly way (rebalance, stop)."""
+    """This process lost leadership in an orderly way, by a rebalance or a stop."""
 
     shard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderFenced:
-    """This process gave leadership up by itself: it could no longer prove that it leads."""
+    """This process gave up leadership by itself, because it could no longer prove that it leads."""
 
     shard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRead:
-    """Throughput; comes with a delivery, once `limits.minMetricsInterval` has passed since the last reading."""
+    """Throughput of the harvester. Emitted with a delivery, if `limits.minMetricsInterval` has passed since the last
+    reading."""
 
     stats: MeterStats
 

@@ -1,7 +1,7 @@
-"""Common parts of the Kafka clients: settings that are always set, reachability, errors.
+"""Common parts of the Kafka clients: default settings, requests to brokers, and translation of errors.
 
-Promises: a broker that cannot be reached, or refuses the client, is reported by `harvest_lib.errors`, with librdkafka's
-last error as evidence. No text of this module holds a secret.
+Promises: if a broker cannot be reached, or refuses the client, the error is from `harvest_lib.errors` and has
+librdkafka's last error as evidence. No text of this module contains a secret.
 """
 
 import logging
@@ -26,47 +26,48 @@ REACH_TIMEOUT_SECONDS = 5.0
 
 T = TypeVar("T")
 
-# A producer that is closed aborts its open transaction, and warns when it cannot: it was fenced, or no broker answers.
-# The next user of the transactional id aborts it in any case. Not `catch_warnings`, which is for a single thread.
+# When a producer is closed, it aborts its open transaction. It warns if it cannot, because it was fenced or no broker
+# answers. The warning is not needed: the next producer with the transactional id aborts the transaction in any case.
+# `catch_warnings` cannot be used, because it is not thread-safe.
 warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
 
 
 class KafkaProducer(Protocol):
-    """Interface of a producer: confluent_kafka's, or a wrapper of it. Errors are confluent_kafka's."""
+    """Interface of a producer: confluent_kafka's Producer, or a wrapper of it. It raises confluent_kafka's errors."""
 
     def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
-        """Queue a message. A later poll, flush or purge calls its callback `on_delivery` (error, message). For a record
-        of the outbox the callback is passed by that name, as timestamp and headers are, after topic, value, key and
-        partition."""
+        """Queue a message. A later `poll`, `flush` or `purge` calls the message's callback `on_delivery` (error,
+        message). For a record of the outbox, topic, value, key and partition are passed by position, and `on_delivery`,
+        `timestamp` and `headers` by name."""
         ...
 
     def __len__(self) -> int:
-        """Return the number of messages that are queued, on the wire or not reported yet."""
+        """Return the number of messages that are queued, in flight, or whose callback was not called yet."""
         ...
 
     def poll(self, timeout: float) -> int:
-        """Serve callbacks, waiting up to `timeout` seconds for the first."""
+        """Call the callbacks that are due. Wait up to `timeout` seconds for the first."""
         ...
 
     def flush(self, timeout: float) -> int:
-        """Serve callbacks until the queue is empty or `timeout` seconds have passed; return the number of messages
+        """Call callbacks until the queue is empty or `timeout` seconds have passed. Return the number of messages
         left."""
         ...
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
-        """Fail messages that are queued or on the wire."""
+        """Fail messages that are queued or in flight."""
         ...
 
     def close(self) -> bool:
-        """Close connections and threads."""
+        """Close connections and end threads."""
         ...
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        """Query the brokers for a topic, and so connect to them."""
+        """Query the brokers for the metadata of a topic. This also connects to the brokers."""
         ...
 
     def init_transactions(self, timeout: float) -> None:
-        """Take over the transactional id; its earlier producer is fenced."""
+        """Acquire the transactional id. This fences an earlier producer with the same id."""
         ...
 
     def begin_transaction(self) -> None:
@@ -74,23 +75,23 @@ class KafkaProducer(Protocol):
         ...
 
     def commit_transaction(self, timeout: float) -> None:
-        """Commit the messages produced since, once all of them are acknowledged."""
+        """Wait until all messages since `begin_transaction` are acknowledged, then commit them."""
         ...
 
 
 class KafkaConsumer(Protocol):
-    """Interface of a consumer: confluent_kafka's, or a wrapper of it. Errors are confluent_kafka's."""
+    """Interface of a consumer: confluent_kafka's Consumer, or a wrapper of it. It raises confluent_kafka's errors."""
 
     def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
-        """Join the group; callbacks come by poll and close."""
+        """Join the group. `poll` and `close` call the callbacks."""
         ...
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Take over the assigned partitions."""
+        """Start to read the given partitions."""
         ...
 
     def poll(self, timeout: float) -> Message | None:
-        """Return a message or an error, waiting up to `timeout` seconds."""
+        """Return a message, or an error in the form of a message. Wait up to `timeout` seconds; None without either."""
         ...
 
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
@@ -98,11 +99,11 @@ class KafkaConsumer(Protocol):
         ...
 
     def memberid(self) -> str | None:
-        """Return the id of the member in the group, once it has joined."""
+        """Return the id of this member in the group; None before it has joined."""
         ...
 
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int] | None:
-        """Return the first offset of a partition and its end; if `cached`, the client's last known values."""
+        """Return the first offset and the end of a partition. With `cached`, return the client's last known values."""
         ...
 
     def close(self) -> None:
@@ -110,16 +111,17 @@ class KafkaConsumer(Protocol):
         ...
 
 
-# They return a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes differ.
+# The providers return a KafkaProducer and a KafkaConsumer. The type is Any, because the stubs of confluent_kafka's
+# classes differ from the protocols.
 KafkaProducerProvider = Callable[[dict[str, Any]], Any]
-"""Make a KafkaProducer from librdkafka settings; `confluent_kafka.Producer` is a provider."""
+"""A function that creates a KafkaProducer from librdkafka settings, such as `confluent_kafka.Producer`."""
 KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
-"""Make a KafkaConsumer from librdkafka settings; `confluent_kafka.Consumer` is a provider."""
+"""A function that creates a KafkaConsumer from librdkafka settings, such as `confluent_kafka.Consumer`."""
 
 _REPEAT_SECONDS = 30.0
 
 _STEP_SECONDS = 0.2
-# Errors of a broker for a partition that it does not lead yet: the partition is new, or its leader changes.
+# Errors that a broker returns for a partition without a known leader: the partition is new, or its leader changes.
 _NO_LEADER_YET = (
     ClientError.LEADER_NOT_AVAILABLE,
     ClientError.NOT_LEADER_FOR_PARTITION,
@@ -128,8 +130,8 @@ _NO_LEADER_YET = (
 
 
 class _Calm(logging.Filter):
-    """Limit each warning of librdkafka, which repeats them for every attempt to connect, to one in
-    `_REPEAT_SECONDS`."""
+    """Log filter that passes each warning of librdkafka at most once in `_REPEAT_SECONDS`. librdkafka repeats a warning
+    for every attempt to connect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class _Calm(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "enable.gapless.guarantee is experimental" in record.getMessage():
-            return False  # the setting is intended
+            return False  # the setting is intended, so the warning is not needed
         kind = re.sub(r"\d+", "", record.getMessage())
         now = boot_seconds()
         if now - self._passed_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
@@ -165,17 +167,17 @@ _TLS_FAILED = re.compile(r"SSL routines|SSL_HANDSHAKE|SSL handshake|certificate"
 
 
 def count_error(error: ClientError) -> None:
-    """Count an error that a client reported, by its kind."""
+    """Count an error that a client reported, by librdkafka's name of the error."""
     KAFKA_ERRORS.add(str(error.name()))
 
 
 def is_refusal(error: ClientError) -> bool:
-    """Return True if an error means that the client lacks a permission."""
+    """Return True if an error means that the client failed to authenticate or lacks a permission."""
     return error.code() in _DENIED
 
 
 class LastError:
-    """Keep librdkafka's last error: a call that times out does not report the cause."""
+    """An `error_cb` that stores librdkafka's last errors, because a call that times out does not report the cause."""
 
     def __init__(self) -> None:
         self._errors: dict[int, ClientError] = {}
@@ -186,7 +188,7 @@ class LastError:
 
     @property
     def denied(self) -> ClientError | None:
-        """Return the newest refusal of the client."""
+        """Return a reported error that is a refusal (`is_refusal`); None without a refusal."""
         return next((error for code, error in self._errors.items() if code in _DENIED), None)
 
     @property
@@ -196,16 +198,18 @@ class LastError:
 
 
 def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, Any]:
-    """Return the settings of a client: the user's, then `own`, then a logger that does not repeat itself.
+    """Return the settings of a client: the user's settings, overridden by `own`, and a logger without repetitions.
 
-    A broker that is available again is tried within a second; librdkafka would wait up to ten.
+    By default the client reconnects within a second after a broker is available again; librdkafka's default is up to
+    ten seconds. Errors of the user's callbacks are logged.
     """
     made = {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
     return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
 
 
 def _harmless(observer: Any) -> Callable[..., None]:
-    """Return a callback whose errors end no call of a client: poll and consume would raise them."""
+    """Return a callback that suppresses and logs the errors of `observer`. Otherwise `poll` and `consume` would raise
+    them."""
 
     def call(*arguments: object) -> None:
         with _CALLBACKS:
@@ -215,8 +219,8 @@ def _harmless(observer: Any) -> Callable[..., None]:
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:
-    """Return librdkafka's error for an unknown setting or an invalid value; "" without an error. Connects to nothing,
-    and ignores missing files, such as a certificate's."""
+    """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. Makes no
+    connection, and ignores missing files, such as the file of a certificate."""
     try:
         Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
     except KafkaException as error:
@@ -227,7 +231,7 @@ def refused_setting(settings: Mapping[str, object]) -> str:
 
 @contextmanager
 def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> Iterator[None]:
-    """Turn librdkafka's refusal of a setting, when a client is made, into ConfigError."""
+    """Raise ConfigError if librdkafka refuses a setting when the block creates a client."""
     try:
         yield
     except KafkaException as error:
@@ -239,7 +243,7 @@ def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> I
 
 
 def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
-    """Return the HarvestError for a client's error."""
+    """Return the error of `harvest_lib.errors` for a client's error. `said` is an additional error, as evidence."""
     servers = settings.get("bootstrap.servers", "")
     evidence = "; ".join(part for part in (error.str(), said) if part)
     if is_refusal(error):
@@ -266,13 +270,13 @@ def translate(error: ClientError, *, settings: Mapping[str, object], said: str =
 def topic_partitions(
     settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS
 ) -> dict[str, int]:
-    """Return the number of partitions of each topic; raises KafkaUnavailable or KafkaAccessDenied."""
+    """Return the number of partitions of each topic by name. Raises KafkaUnavailable or KafkaAccessDenied."""
     return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
 
 
 def answer_of(future: Future[T], timeout_seconds: float) -> T:
-    """Return the answer to a request of an admin client. Raises KafkaException, also without an answer in time: a
-    process may have been frozen for longer than its client waits."""
+    """Return the answer to a request of an admin client. Raises KafkaException, also if the answer does not arrive in
+    time, for example because the process was frozen for longer than the client waits."""
     try:
         return future.result(timeout_seconds)
     except TimeoutError as error:
@@ -280,7 +284,8 @@ def answer_of(future: Future[T], timeout_seconds: float) -> T:
 
 
 def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_seconds: float) -> dict[str, dict[str, str]]:
-    """Return the settings of each topic; empty for a topic that is gone, or without the right to see its settings."""
+    """Return the settings of each topic by the topic's name. They are empty if the topic does not exist, or if the
+    client may not read its settings."""
     found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
     futures: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
@@ -292,9 +297,9 @@ def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_secon
 
 
 def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: float) -> tuple[int, int]:
-    """Return the first offset of a partition and its end; wait for a leader if the partition has none yet.
+    """Return the first offset and the end of a partition. If the partition has no leader yet, wait for its leader.
 
-    Raises KafkaException if no broker answers in time.
+    Raises KafkaException if no answer arrives in time.
     """
     deadline = Deadline(timeout_seconds)
     while True:
@@ -310,7 +315,7 @@ def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: flo
 
 
 def cluster_id(settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS) -> str:
-    """Return the id of the cluster, empty without an id; raises KafkaUnavailable or KafkaAccessDenied."""
+    """Return the id of the cluster; empty if it has no id. Raises KafkaUnavailable or KafkaAccessDenied."""
     return str(_metadata(settings, timeout_seconds).cluster_id or "")
 
 
@@ -325,12 +330,12 @@ def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
                 return admin.list_topics(timeout=min(1.0, timeout_seconds))
             except KafkaException as error:
                 admin.poll(0)
-                if last.denied or deadline.passed:  # a refusal does not pass by itself, silence may
+                if last.denied or deadline.passed:  # a refusal is permanent; a missing answer may be temporary
                     raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
 
 
 def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-    """Create a topic unless it exists; raises TopicMissing if it may not be created."""
+    """Create a topic unless it exists. Raises TopicMissing if it cannot be created."""
     with AdminClient(client_settings(settings)) as admin:
         topic = NewTopic(name, num_partitions=partitions, config=dict(config))
         try:
@@ -350,7 +355,7 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
-    """Return the error for a topic that has to be made by hand, with the command."""
+    """Return the error for a topic that an operator has to create, with the command that creates it."""
     return TopicMissing(
         f"the topic {name!r} does not exist and could not be created",
         evidence=evidence,

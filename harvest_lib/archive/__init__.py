@@ -1,4 +1,4 @@
-"""An archive of closed segments: Parquet files by day and topic, with a manifest for each segment."""
+"""Archives of closed segments: Parquet files by day and topic, and a manifest for each segment."""
 
 from harvest_lib.archive.archiving import (
     Archived,

@@ -1,8 +1,8 @@
-"""Archiving: closed segments are written into an archive and read back before retention may drop them.
+"""Archiving of closed segments. A segment is written into an archive and read back before retention may drop it.
 
-A closed segment changes only if a parked record is put back; retention notices it, and the segment is archived again.
-After a kill at any moment, or a full disk, the next run begins with the first segment that is not noted, and writes its
-files again.
+A closed segment changes only if a parked record is put back. Retention detects this, and the segment is archived again.
+After a kill at any moment, or a full disk, the next run starts with the first segment that is not recorded as archived,
+and writes its files again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest archives ' || 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """A segment that was written and read back."""
+    """Result for an archived segment: its name, and its number of records, files and bytes."""
 
     segment: str
     records: int
@@ -38,7 +38,7 @@ class Archived:
 
 
 def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable, url: str) -> Sequence[Segment]:
-    """Return the closed segments whose present state is not in the archive, by id.
+    """Return the closed segments whose current state is not in the archive, ordered by id.
 
     Needs the owner's rights and a connection in autocommit. Raises ArchiveError and DatabaseError.
     """
@@ -53,7 +53,7 @@ def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable
 
 
 def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Segment]:
-    """Return the segments that no transaction can write into any longer, by id."""
+    """Return the segments into which no transaction can write any more, ordered by id."""
     found = Segments(outbox.placed(connection)).close_passed(connection)
     return [each for each in found if each.closed_at is not None and not each.detaching]
 
@@ -61,10 +61,10 @@ def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) ->
 def archive_segments(
     connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, segments: Sequence[Segment] | None = None
 ) -> Iterator[Archived]:
-    """Archive closed segments, by default the `unarchived_segments`.
+    """Archive closed segments, by default the `unarchived_segments`. Yield each segment after it was archived.
 
-    From the first call on, retention drops no segment that is not archived. Needs the owner's rights and a connection
-    in autocommit. Raises ArchiveError and DatabaseError; segments yielded before are archived.
+    From the first call on, retention drops only archived segments. Needs the owner's rights and a connection in
+    autocommit. Raises ArchiveError and DatabaseError; segments that were yielded before an error remain archived.
     """
     placed = outbox.placed(connection)
     check_all_rows(connection, [placed.identifier], segments=True)
@@ -96,11 +96,13 @@ def archive_segments(
 
 
 def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: Segment) -> Manifest:
-    """Write the files of a segment, then compare them with the rows in Postgres, in the same snapshot."""
-    assert segment.upper is not None  # noqa: S101 - it is closed
+    """Write the files of a segment, then compare them with the rows in Postgres, in the same snapshot. Return the
+    segment's manifest."""
+    assert segment.upper is not None  # noqa: S101 - a closed segment has an upper bound
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # Lock before the snapshot: a table rewritten after the snapshot (ALTER … TYPE, TRUNCATE) has no rows in it.
+        # Lock before the snapshot: if the table were rewritten after it (ALTER … TYPE, TRUNCATE), the snapshot would
+        # see no rows.
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(segment.table.identifier))
         lift_timeouts(connection)
         records = SegmentRecords(connection, segment)
@@ -128,7 +130,7 @@ def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """The files of a segment."""
+    """Writes the files of a segment, and compares them with Postgres."""
 
     files: ArchiveFiles
     records: SegmentRecords
@@ -155,7 +157,7 @@ class _Writing:
         )
 
     def compare(self, file: ArchivedFile, rows: Rows) -> None:
-        """Raise ArchiveError unless a file has exactly the given rows, and the written bytes."""
+        """Raise ArchiveError unless a file contains exactly the given rows, and its bytes are as they were written."""
         self.files.check_bytes(file)
         with self.files.opened(file.path) as opened:
             read = load_pyarrow().parquet.ParquetFile(opened)
@@ -185,9 +187,9 @@ def _alone(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Iterator
 
 
 def verify_archive(url: str) -> Iterator[Archived]:
-    """Read every file of the manifests, and yield each segment with the bytes and counts of its manifest.
+    """Read every file that a manifest names. Yield each segment if its files match its manifest.
 
-    Raises ArchiveError for the first missing or altered file, and for ids without a segment.
+    Raises ArchiveError for the first missing or altered file, and for a gap in the ids of the segments.
     """
     files = ArchiveFiles(url)
     before: Manifest | None = None

@@ -1,4 +1,4 @@
-"""The files of an archive, above all its small files: a file that names its outbox, and a manifest for each segment.
+"""The files of an archive. This module reads and writes the small files, `outbox.json` and the manifests.
 
     outbox.json                                     the outbox of the archive
     segments/<segment>.json                         the manifest: files, counts, hashes; written last
@@ -6,8 +6,9 @@
 
 A file of records counts only if a manifest names it. Days are days of `create_time`, in UTC.
 
-Promise: in a folder each file is on the disk before its name is, and its name before a manifest lists it. A file
-replaces the previous file whole, or not at all. Another file system keeps its own promises for closed files.
+Promise for an archive in a local folder: the content of a file is synced to disk before its name, and its name before a
+manifest lists it. A file replaces a previous file atomically. On other file systems, the guarantees are those of the
+file system for closed files.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ _ABOUT = "outbox.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedFile:
-    """A file of records of a topic and day, in the order of their ids. `sha256` is of the file's bytes."""
+    """Description of a file with the records of a topic and a day, ordered by id. `sha256` is the hash of its bytes."""
 
     path: str
     topic: str
@@ -46,7 +47,8 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of the archive for a segment: ids from `lower` on and below `upper`; None means without a beginning."""
+    """The archive's contents for a segment: ids from `lower`, inclusive, to `upper`, exclusive. A first segment without
+    a lower bound has `lower` None."""
 
     segment: str
     lower: int | None
@@ -58,9 +60,9 @@ class Manifest:
 
 
 class ArchiveFiles:
-    """The files of an archive, under a URL of fsspec or a path: a local folder, `s3://…`, `hdfs://…`.
+    """The files of an archive, at a URL of fsspec or a path: a local folder, `s3://…`, `hdfs://…`.
 
-    All calls raise ArchiveError if the file system refuses. No error holds a secret of the URL.
+    All methods raise ArchiveError if the file system fails. No error contains a secret of the URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -84,11 +86,11 @@ class ArchiveFiles:
         return without_secrets(str(text), self._url)
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return an error to show as the cause, None if it might quote a secret."""
+        """Return the error, for `raise … from`; None if its text might quote a secret of the URL."""
         return None if secrets(self._url) else error
 
     def claim(self, identity: str, outbox: str) -> None:
-        """Assign the archive to an outbox. Raises ArchiveError if another outbox has it."""
+        """Assign the archive to an outbox. Raises ArchiveError if the archive belongs to another outbox."""
         if self._read_json(_ABOUT) is None:
             self._write_json(_ABOUT, {"version": VERSION, "outbox": outbox, "identity": identity})
         self.require(identity, outbox)
@@ -111,14 +113,14 @@ class ArchiveFiles:
             )
 
     def manifests(self) -> Sequence[Manifest]:
-        """Return the manifests of all segments, in the order of ids."""
+        """Return the manifests of all segments, ordered by id."""
         with self._translated("listed"):
             names = self._system.glob(f"{self._root}/segments/*.json")
         found = [self.manifest(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names]
         return sorted(filter(None, found), key=lambda each: each.upper)
 
     def manifest(self, segment: str) -> Manifest | None:
-        """Return the manifest of a segment, None if there is none."""
+        """Return the manifest of a segment; None if there is none."""
         name = _manifest_name(segment)
         content = self._read_json(name)
         if content is None:
@@ -131,9 +133,9 @@ class ArchiveFiles:
             raise self._damaged(name, f"it is no manifest: {error}") from error
 
     def publish(self, manifest: Manifest) -> None:
-        """Write the manifest, read it back, and remove files of the segment that it does not name.
+        """Write a manifest, read it back, and remove files of the segment that the manifest does not name.
 
-        The files that it names are on the disk by then.
+        The files that the manifest names must be written before.
         """
         name = _manifest_name(manifest.segment)
         self._write_json(name, {"version": VERSION, **asdict(manifest)})
@@ -148,23 +150,23 @@ class ArchiveFiles:
                 self._system.rm_file(stray)
 
     def path(self, segment: str, *, day: str, topic: str) -> str:
-        """Return the path of the records of a segment, day and topic, from the archive's root."""
+        """Return the path, relative to the archive's root, of the file for a segment, day and topic."""
         return f"records/day={_quoted(day)}/topic={_quoted(topic)}/{_quoted(segment)}.parquet"
 
     @contextmanager
     def written(self, path: str) -> Iterator["HashingFile"]:
-        """Open a file to be written from its beginning; once it is whole, it replaces an earlier file."""
+        """Open a new file for writing. It replaces an existing file when the block ends without an error."""
         with self._translated("written"), self._replacing(path) as file:
             yield HashingFile(file)
 
     @contextmanager
     def opened(self, path: str) -> Iterator[IO[bytes]]:
-        """Open a file to be read."""
+        """Open a file for reading."""
         with self._translated("read"), self._system.open(f"{self._root}/{path}", "rb") as file:
             yield file
 
     def check_bytes(self, file: ArchivedFile) -> None:
-        """Raise ArchiveError unless a file has the bytes of its manifest."""
+        """Raise ArchiveError unless the file's bytes have the hash in the manifest."""
         found = hashlib.sha256()
         with self.opened(file.path) as opened:
             while chunk := opened.read(_CHUNK_BYTES):
@@ -223,13 +225,13 @@ class ArchiveFiles:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (HarvestError, psycopg.Error):  # errors of Postgres, the source of the rows, quote no secret of the URL
+        except (HarvestError, psycopg.Error):  # errors of Postgres, which has the rows, quote no secret of the URL
             raise
         except FileNotFoundError as error:
             raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)
         except Exception as error:
             if not isinstance(error, OSError) and self._said(error) == str(error):
-                raise  # of Parquet
+                raise  # an error of Parquet
             raise ArchiveError(
                 f"the archive {self.url} could not be {what}",
                 evidence=f"{type(error).__name__}: {self._said(error)}",
@@ -238,7 +240,7 @@ class ArchiveFiles:
 
 
 class HashingFile:
-    """A file that is written sequentially and hashed meanwhile."""
+    """A file object for sequential writing that hashes the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -247,7 +249,7 @@ class HashingFile:
         self.closed = False
 
     def write(self, content: Any) -> int:
-        """Write the whole content."""
+        """Write all of the content, and return its number of bytes."""
         self._file.write(content)
         self._hash.update(content)
         self.bytes += memoryview(content).nbytes
@@ -273,7 +275,7 @@ class HashingFile:
         return False
 
     def close(self) -> None:
-        """Do nothing: the caller that opened the file closes it."""
+        """Do nothing, because the caller that opened the file closes it."""
 
     @property
     def sha256(self) -> str:

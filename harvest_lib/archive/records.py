@@ -1,7 +1,7 @@
-"""Records of a segment as tables of Arrow, from Postgres and from a Parquet file.
+"""Reads the records of a segment from Postgres as Arrow tables.
 
-The columns are the outbox's. `create_time` is in microseconds of UTC; infinity and -infinity are the largest and the
-smallest 64-bit integer, as in Postgres. `transaction_id` is a 64-bit integer.
+The columns are the columns of the outbox. `create_time` is in microseconds of UTC; infinity and -infinity are the
+largest and the smallest 64-bit integer, as in Postgres. `transaction_id` is a 64-bit integer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from harvest_lib.postgres.database import translated
 
 _MOST_RECORDS = 50_000
 _MOST_BYTES = 32 * 1024 * 1024
-"""Limits of a table; its last record may exceed them."""
+"""Maximum records and bytes of an Arrow table. The last record of a table may exceed the limit of bytes."""
 _FETCHED = 500
 
 _MICROSECONDS = """
@@ -47,7 +47,7 @@ Rows = Iterator[tuple[Any, ...]]
 
 
 def load_pyarrow() -> Any:
-    """Return the module. Raises ArchiveError where it is not installed."""
+    """Import and return the module `pyarrow`. Raises ArchiveError if it is not installed."""
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional, and half a second
         import pyarrow.parquet  # noqa: PLC0415 - as above
@@ -61,7 +61,8 @@ def load_pyarrow() -> Any:
 
 
 class SegmentRecords:
-    """The rows of a segment, in a single transaction of the connection, by topic, day and id."""
+    """The rows of a segment, ordered by topic, day and id. All methods must be called in a single transaction of the
+    connection."""
 
     def __init__(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
         self._connection = connection
@@ -71,13 +72,14 @@ class SegmentRecords:
         self.schema = schema_of(is_binary=row is not None and bool(row[0]))
 
     def totals(self) -> tuple[int, int | None]:
-        """Return the number of records, and the last transaction that wrote a record."""
+        """Return the number of records, and the largest transaction id among them; None without records."""
         with translated():
             row = self._connection.execute(sql.SQL(_TOTALS).format(segment=self.segment.table.identifier)).fetchone()
         return row if row is not None else (0, None)
 
     def groups(self) -> Iterator[tuple[str, str, Rows]]:
-        """Yield topic, day and rows by id; each group has to be read to its end before the next group."""
+        """Yield topic, day and rows of each group; rows are ordered by id. The rows of a group have to be read
+        completely before the next group."""
         statement = sql.SQL(_SELECT).format(segment=self.segment.table.identifier)
         with translated(), self._connection.cursor("harvest_archive") as cursor:
             cursor.itersize = _FETCHED
@@ -86,7 +88,7 @@ class SegmentRecords:
                 yield topic, day, (row[2:] for row in rows)
 
     def tables(self, rows: Rows) -> Iterator[Any]:
-        """Yield the rows as tables of bounded size."""
+        """Yield the rows as Arrow tables of limited size."""
         taken: list[tuple[Any, ...]] = []
         size = 0
         for row in rows:
@@ -99,7 +101,7 @@ class SegmentRecords:
             yield self.table(taken)
 
     def table(self, rows: Sequence[tuple[Any, ...]]) -> Any:
-        """Return rows as a table of Arrow. Raises ArchiveError for text that is no UTF-8."""
+        """Return rows as an Arrow table. Raises ArchiveError for text that is not UTF-8."""
         pa = load_pyarrow()
         try:
             columns = [
@@ -116,7 +118,8 @@ class SegmentRecords:
 
 
 def schema_of(*, is_binary: bool) -> Any:
-    """Return the schema of version 1. `is_binary`: values are bytes, otherwise text."""
+    """Return the Arrow schema of an archive of version 1. With `is_binary` the column `kafka_value` has bytes,
+    otherwise text."""
     pa = load_pyarrow()
     return pa.schema(
         [
@@ -133,7 +136,7 @@ def schema_of(*, is_binary: bool) -> Any:
 
 
 def names_and_types(schema: Any) -> Mapping[str, str]:
-    """Return a schema in the form of a manifest."""
+    """Return the type of each column of an Arrow schema by name, as text, for a manifest."""
     return {field.name: str(field.type) for field in schema}
 
 

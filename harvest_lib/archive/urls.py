@@ -1,7 +1,7 @@
-"""URLs of archives without their secrets, for output, logs and notes.
+"""Hides the secrets in URLs of archives, for output, logs and the table of archived segments.
 
-A URL may carry credentials (`s3://key:secret@bucket/orders`), a signature or a token (`?sig=…`), and fsspec chains URLs
-(`simplecache::s3://…`). Libraries quote it in their errors.
+A URL may contain credentials (`s3://key:secret@bucket/orders`), a signature or a token (`?sig=…`), and fsspec allows
+chains of URLs (`simplecache::s3://…`). Libraries quote the URL in their errors.
 """
 
 import re
@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
-# A name before the host is a user's, or a container's; elsewhere it may be a token.
+# With these schemes, a name without a password before the host is a user's or a container's. With other schemes it may
+# be a token.
 _NAMES_ONLY = frozenset({"az", "abfs", "abfss", "wasb", "wasbs", "adl", "hdfs", "webhdfs", "sftp", "ssh", "ftp", "smb"})
 
 _PORT = re.compile(r"[^/@:]*:\d*(/|$)")
@@ -18,16 +19,16 @@ _PORT = re.compile(r"[^/@:]*:\d*(/|$)")
 _HIDDEN = "***"
 
 _PIECE = 4
-"""Length from which pieces of a secret are hidden: any text has shorter pieces."""
+"""Minimum length of a part of a secret that is hidden. Shorter parts occur by chance in any text."""
 
 
 def shown(url: str) -> str:
-    """Return a URL without user, password and values of its query. A path stays as it is."""
+    """Return a URL with user, password and the values of its query hidden. A path is returned unchanged."""
     return "::".join(shown for shown, _ in map(_parted, url.split("::")))
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Return a text, such as the error of a library, with all secrets of a URL hidden."""
+    """Return a text, such as a library's error, with all secrets of a URL hidden."""
     found = {form for each in secrets(url) for form in (each, unquote(each)) if form}
     for each in sorted(found, key=len, reverse=True):
         text = text.replace(each, _HIDDEN)
@@ -35,7 +36,7 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def secrets(url: str) -> list[str]:
-    """Return the parts that `shown` hides."""
+    """Return the secret parts of a URL, which `shown` hides."""
     return [secret for each in url.split("::") for secret in _parted(each)[1]]
 
 
@@ -52,8 +53,8 @@ def _parted(url: str) -> tuple[str, list[str]]:
 
 
 def _user(scheme: str, rest: str) -> tuple[str, str]:
-    """Return the credentials before a host or bucket, "" if there are none, and the rest. A secret with unquoted `/` or
-    `@` ends at the last `@`."""
+    """Split a URL without its scheme. Return the credentials before the host or bucket ("" without credentials), and
+    the rest. If a password contains an unencoded `/` or `@`, the credentials end at the last `@`."""
     first = rest.partition("/")[0]
     if ":" in first.partition("@")[0] and not _PORT.match(rest) and "@" in rest:
         user, _, rest = rest.rpartition("@")
@@ -69,5 +70,5 @@ def _pieces(user: str) -> Iterator[str]:
     if colon:
         yield user
         yield password
-        yield from (piece for piece in re.split("[/@]", password) if len(piece) >= _PIECE)  # as a library may cut it
+        yield from (piece for piece in re.split("[/@]", password) if len(piece) >= _PIECE)  # a library may split there
     yield name

@@ -1,7 +1,7 @@
 """The audit: compares committed records with the records in Kafka.
 
-`audit` compares two streams without access to Kafka or Postgres: `read_query` and `read_file` yield the committed
-records, `read_topics` the records in Kafka.
+`read_query` and `read_file` yield the committed records, and `read_topics` yields the records in Kafka. `audit`
+compares the two streams; it needs no access to Kafka or Postgres itself.
 """
 
 from harvest_lib.audit.committed import read_file, read_query

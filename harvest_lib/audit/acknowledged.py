@@ -1,6 +1,7 @@
-"""Filter of records with an id of `harvest_lib.consume`: the records that readers of committed messages see, once each.
+"""Filter for records with a message id of `harvest_lib.consume`. It yields, once each, the records that readers of
+committed messages see.
 
-Records that wait for their acknowledgement are held without their values.
+Records that are not acknowledged yet are stored without their values.
 """
 
 from collections import defaultdict
@@ -14,14 +15,15 @@ Record = TypeVar("Record")
 
 
 class Acknowledged(Generic[Record]):
-    """Filter of all partitions. `observe` makes a record of a client's message that is read again."""
+    """Filter for all partitions. `observe` converts a client's message to a record, for messages that have to be read
+    again."""
 
     def __init__(self, settings: Mapping[str, object], observe: Callable[[Any], Record]) -> None:
         self._settings, self._observe = settings, observe
         self._sequencers: dict[tuple[str, int], Sequencer] = defaultdict(Sequencer)
 
     def take(self, record: Record, place: tuple[str, int], offset: int, message_id: bytes | None) -> Iterator[Record]:
-        """Take a record as it stands in the log of its partition, and return the records that it commits."""
+        """Process the next record in the log of partition `place`. Yield the records that it commits."""
         for found in self._sequencers[place].take((Message(offset, message_id, record),)):
             if isinstance(found, Replay):
                 yield from self._again(found, place)

@@ -1,7 +1,7 @@
-"""Read the committed records: from a query in one read-only snapshot of Postgres, or from a file.
+"""Reads the committed records: from a query in a read-only snapshot of Postgres, or from a file.
 
-Streams with bounded memory: a server-side cursor, a file line by line. Input that cannot be read as records is an error
-that names the query, or the file and the line.
+Memory is bounded: a query is read through a server-side cursor, a file line by line. For invalid input, the error names
+the query, or the file and the line.
 """
 
 import csv
@@ -24,11 +24,11 @@ _PAGE_ROWS = 5_000
 
 def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
     """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic, column 4
-    (optional) the content, as `CONTENT` makes it. In a composed query each % is doubled.
+    (optional) the content, an expression like `CONTENT`. In a composed query each % must be doubled.
 
-    Rows of a topic that is not in `topics` are left out. A key that is null is not known and will not be compared.
-    The connection lasts from the first row to the last. Raises DatabaseUnavailable, DatabaseAccessDenied, or
-    DatabaseError with the query when Postgres refuses it or its first column is not an integer.
+    Rows with a topic that is not in `topics` are skipped. A key that is null is unknown and not compared. The
+    connection is open from the first row to the last. Raises DatabaseUnavailable or DatabaseAccessDenied. If Postgres
+    refuses the query, or its first column is not an integer, raises DatabaseError with the query.
     """
     with connect(conninfo) as connection:
         lift_timeouts(connection)
@@ -44,7 +44,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
                 for row in cursor:
                     if len(row) > 2 and row[2] not in topics:  # noqa: PLR2004  (the third column)
                         continue
-                    # A query of the user's has no content: whatever more it selects is not compared.
+                    # The fourth column of a user's query is not compared, because it is no content.
                     key, content = _key(_column(row, 1)), None if is_text else _column(row, 3)
                     yield CommittedRecord(_row_id(row[0], text), key, content)
         except pg.InsufficientPrivilege as error:
@@ -66,8 +66,8 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
 def read_file(path: Path, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
     """Yield the records of a `.csv` file with the columns id, key and topic, or of JSON lines with these names.
 
-    Only the id must be there; an empty key is not known and will not be compared. Rows of a topic that is not in
-    `topics` are left out. Raises ConfigError with the line.
+    Only the id is required. An empty key is unknown and not compared. Rows with a topic that is not in `topics` are
+    skipped. Raises ConfigError with the line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -137,7 +137,7 @@ def _row_id(value: object, query: str) -> int:
 
 
 def _integer(value: object) -> int:
-    """Return an id from an integer or its text; raises ValueError or TypeError."""
+    """Return an id, given as an integer or its text. Raises ValueError or TypeError."""
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
         raise TypeError(f"an id of type {type(value).__name__}")
     number = int(value)
@@ -150,7 +150,7 @@ def _integer(value: object) -> int:
 
 def _key(value: object) -> bytes | None:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")  # bytes of a file that are not UTF-8 stay what they are
+        return value.encode("utf-8", "surrogateescape")  # restores bytes of a file that are not UTF-8
     if value is None or isinstance(value, bytes):
         return value
     return str(value).encode()

@@ -1,12 +1,12 @@
-"""Compare committed records with the records in Kafka, in bounded memory whatever the size.
+"""Compares committed records with the records in Kafka, in bounded memory for any number of records.
 
-Both streams go into a temporary SQLite database on disk, which vanishes when it is closed, and with the process if
-that is killed; window functions find the anomalies. Memory holds SQLite's page cache and a few examples, never
-something per record. Knows neither Kafka nor Postgres.
+Both streams are written to a temporary SQLite database on disk, in which window functions find the anomalies. The
+database disappears when it is closed, or when the process is killed. Memory contains only SQLite's page cache and a few
+examples. This module uses neither Kafka nor Postgres.
 
-A record is an id with the content that was committed under it, if that is known: after a restore ids come again, and a
-record that was delivered under the id before is another record. Within a key, in one partition of one topic, ids must
-ascend: writers lock the key before they insert, and the sequence has CACHE 1.
+A record is identified by its id and, if known, its committed content. After a restore of the database ids are assigned
+again, so that a record that was delivered before under the same id is a different record. The ids of a key in the same
+partition must ascend: writers lock the key before they insert, and the sequence has CACHE 1.
 """
 
 import sqlite3
@@ -47,14 +47,14 @@ def audit(
     show_keys: bool = False,
     spill_directory: Path | None = None,
 ) -> AuditReport:
-    """Read each stream once, in the order committed, pending, observed, and report how they differ.
+    """Read each stream once, in the order committed, pending, observed. Return a report of their differences.
 
-    `observed` must give each partition's records with their offsets; the order of the stream itself does not matter.
-    `pending` are the ids that still wait in the outbox. `committed_again` is called once, and only when ids were found
-    that `committed` did not have: they may have been committed since. With `purged_when_delivered`, `committed` is an
-    outbox from which delivered rows are deleted: ids it does not have are counted as purged, not as unknown.
-    `examples` of each anomaly are kept. `spill_directory` is where the temporary database goes (default: the
-    system's folder for temporary files); it takes about 150 bytes a record.
+    The records of `observed` have offsets, so they may come in any order. `pending` are the ids that still wait in the
+    outbox. `committed_again` repeats the query of `committed`. It is called at most once, if Kafka has ids that
+    `committed` lacked, because these records may have been committed in the meantime. With `purged_when_delivered`,
+    `committed` is an outbox from which delivered rows are deleted: ids in Kafka that it lacks count as purged, not as
+    unknown. The report has up to `examples` examples of each anomaly. `spill_directory` is the folder of the temporary
+    database (default: the system's folder for temporary files), which needs about 150 bytes for each record.
     """
     with _temporary_database(spill_directory) as database:
         database.executemany(queries.ADD_COMMITTED, committed)
@@ -114,7 +114,7 @@ def _report(
 def _count_and_keep(
     database: sqlite3.Connection, query: str, *, examples: int, show_keys: bool
 ) -> tuple[int, tuple[Example, ...]]:
-    """Run the query once: count its rows, keep the first few."""
+    """Run a query once. Return the number of its rows, and the first rows as examples."""
     count = 0
     kept: list[Example] = []
     for count, (topic, partition, offset, record_id, key) in enumerate(database.execute(query), start=1):  # noqa: B007
@@ -131,7 +131,7 @@ def _number(database: sqlite3.Connection, query: str) -> int:
 
 @contextmanager
 def _temporary_database(directory: Path | None) -> Iterator[sqlite3.Connection]:
-    """Open a database without a name: SQLite unlinks its file as soon as it is made."""
+    """Open a database without a name. SQLite unlinks its file right after creating it."""
     database = sqlite3.connect("", isolation_level=None)
     try:
         if directory is not None:

@@ -1,10 +1,11 @@
-"""Read topics of Kafka once, each partition from its beginning to the end it had when the reading began.
+"""Reads topics of Kafka once: each partition from its beginning to the end that it had when the audit began.
 
-Readers of committed records see another end: it is in front of the first open transaction.
+With isolation `read_committed`, open transactions in front of the ends are awaited first, because committed records end
+in front of the first open transaction.
 
-Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
-record, so a partition is done when a record at or past its end arrives or the broker reports that its end is reached.
-Memory is bounded by bytes: the client's queue, and a batch.
+Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a record.
+So a partition is complete when a record at or past its end arrives, or the broker reports the end of the partition.
+Memory is limited in bytes: by the client's queue, and by the size of a batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 _REACH_TIMEOUT_SECONDS = 8.0
 _SILENCE_TIMEOUT_SECONDS = 20.0
 _OPEN_SECONDS = 30.0
-"""Transactions of other producers that are open longer are an error."""
+"""Maximum wait for open transactions of other producers. After it, an open transaction is an error."""
 _BATCH_RECORDS = 2_000
 _BATCH_BYTES = 8 * 1024 * 1024
 _QUEUE_KIB = 8 * 1024
@@ -43,13 +44,13 @@ def read_topics(
     isolation: Isolation = "read_committed",
     id_header: str | None = None,
 ) -> Iterator[list[ObservedRecord]]:
-    """Yield the records of `topics` in batches, each partition's in the order of its log.
+    """Yield the records of `topics` in batches. Records of a partition are in the order of its log.
 
-    `settings` are librdkafka's, `bootstrap.servers` among them. A record's id is the outbox id of its `harvest`
-    header, or else the integer written as text in the header `id_header`. A record with an id of
-    `harvest_lib.consume` is committed once it is acknowledged. Raises KafkaUnavailable
-    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (records behind a
-    transaction that stays open may be committed, and are not read), or ConfigError for a setting.
+    `settings` are librdkafka's, including `bootstrap.servers`. A record's id is the outbox id in its header `harvest`;
+    with `id_header` it is the integer, as text, in that header. With isolation `read_committed`, a record with a
+    message id of `harvest_lib.consume` is only yielded if it is acknowledged. Raises KafkaUnavailable (after about 8 s
+    if no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (a transaction stays open, so that records
+    behind it cannot be read, though they may be committed), or ConfigError for a setting.
     """
     said = LastError()
     consumer = _consumer(settings, isolation, said)
@@ -74,17 +75,17 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
             client_settings(
                 settings,
                 **{
-                    "group.id": "harvest-audit",  # the client requires a group; no offset is ever committed under it
+                    "group.id": "harvest-audit",  # the client requires a group; no offset is ever committed for it
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
                     "enable.partition.eof": True,
                     "auto.offset.reset": "error",
                     "isolation.level": isolation,
                     "allow.auto.create.topics": False,
-                    "queued.min.messages": _BATCH_RECORDS,  # per partition; each takes 1 KB beside itself
+                    "queued.min.messages": _BATCH_RECORDS,  # per partition; each message has an overhead of 1 KB
                     "queued.max.messages.kbytes": _QUEUE_KIB,
-                    "fetch.queue.backoff.ms": 5,  # default 1000: 340,000 records took 70 s instead of 3 (seen)
-                    "max.partition.fetch.bytes": _FETCH_BYTES,  # compressed: much more may come out of it
+                    "fetch.queue.backoff.ms": 5,  # with the default 1000, 340,000 records took 70 s instead of 3
+                    "max.partition.fetch.bytes": _FETCH_BYTES,  # compressed; decompressed it may be much more
                     "error_cb": said,
                 },
             )
@@ -92,7 +93,7 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
 
 
 def _ranges(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return where every partition begins and ends, by the client's isolation."""
+    """Return the first offset and the end of each partition, as the client's isolation shows them."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     deadline = monotonic() + _REACH_TIMEOUT_SECONDS
     for topic in dict.fromkeys(topics):
@@ -132,7 +133,7 @@ def _read(
             error = message.error()
             if error is not None:
                 if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
-                    continue  # the client searches the coordinator of a group without members
+                    continue  # the client looks up the coordinator of its group, which it does not need
                 if error.code() != ClientError._PARTITION_EOF:
                     raise KafkaException(error)
                 _finish(consumer, unfinished, place)
@@ -150,20 +151,20 @@ def _read(
                 _finish(consumer, unfinished, place)
         if records:
             yield records
-            heard = monotonic()  # the caller may take its time
+            heard = monotonic()  # the time that the caller took does not count as silence
             mean_bytes = size_bytes / len(messages)
             batch_records = max(1, min(_BATCH_RECORDS, batch_records * 4, int(_BATCH_BYTES / (mean_bytes + 1))))
 
 
 def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[str, int]) -> None:
-    """Stop fetching a partition that is done, so that new records of other producers do not delay the audit."""
+    """Stop fetching a completely read partition, so that new records of other producers do not delay the audit."""
     if place in unfinished:
         unfinished.discard(place)
         consumer.pause([TopicPartition(*place)])
 
 
 def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes | None]:
-    """Return the observed record, and its id as a message of `harvest_lib.consume`."""
+    """Return the observed record, and its message id of `harvest_lib.consume`, None if it has none."""
     record_id: int | None = None
     leader: bytes | None = None
     message_id: bytes | None = None
@@ -177,7 +178,7 @@ def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes
                 record_id = outbox_id
         elif name == id_header:
             record_id = _integer(value)
-        elif name == MESSAGE_ID and message_id is None:  # the first counts
+        elif name == MESSAGE_ID and message_id is None:  # the first header of this name counts
             message_id = value or b""
     place = message.topic(), message.partition(), message.offset()
     content = content_of(message.value()) if record_id is not None else None

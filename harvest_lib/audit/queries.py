@@ -1,6 +1,6 @@
-"""The SQL of the comparison (SQLite), with a named query for each result of the audit.
+"""The SQL (SQLite) of the comparison, with a query for each result of the audit.
 
-Each query of an anomaly returns rows of (topic, partition, offset, id, key), one row for each anomaly.
+The query of an anomaly returns a row (topic, partition, offset, id, key) for each occurrence.
 """
 
 CREATE_TABLES = """
@@ -18,19 +18,21 @@ ADD_PENDING = "INSERT OR IGNORE INTO pending VALUES (?)"
 ADD_ARRIVALS = "INSERT OR IGNORE INTO arrivals VALUES (?, ?, ?)"
 ADD_OBSERVED = "INSERT INTO observed VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
-# Two sorts, done once: by id, and every key's sequence. The windows below read the second in its order.
+# Two indexes sort the records once: by id, and by key and offset. The windows below read the second index in its order.
 INDEX_IDS = "CREATE INDEX ids ON observed (id) WHERE id IS NOT NULL"
 INDEX_SEQUENCES = """
 CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id IS NOT NULL
 """
 
-# Records committed while the audit read come from a second query; only records that Kafka already has count.
+# Arrivals are the rows of the second query, which also has records that were committed while the audit read. Only
+# records that are in Kafka are added.
 KEEP_ARRIVALS_SEEN = """
 INSERT OR IGNORE INTO committed
 SELECT id, key, content FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
 """
 
-# Records with another content than was committed under their id: the id came again, and they are different records.
+# Others are records in Kafka with another content than the committed record of the same id: the id was assigned twice,
+# so that they are different records.
 SET_OTHERS_ASIDE = """
 CREATE TABLE others AS
 SELECT observed.rowid AS record, topic, partition, offset, observed.id, observed.key
@@ -39,7 +41,8 @@ WHERE observed.content <> committed.content
 """
 FORGET_OTHERS = "DELETE FROM observed WHERE rowid IN (SELECT record FROM others)"
 
-# Every record whose id is not above the previous id in its key's sequence: a step back, or a repeat.
+# A step is a record with an id that is not greater than the previous id of its key in the partition: the id is smaller
+# (a step back) or the same (a repeat).
 CREATE_STEPS = """
 CREATE TABLE steps AS
 SELECT * FROM (
@@ -53,8 +56,9 @@ WHERE id <= id_before
 """
 INDEX_STEPS = "CREATE UNIQUE INDEX steps_by_record ON steps (record)"
 
-# All copies of every record that is in Kafka more than once, the first of each among them.
-# Explained: one term sent it, then another did. The same term twice, or no header on either: unexplained.
+# All copies, including the first, of each record that is in Kafka more than once.
+# A copy is explained if another term sent the record before. It is unexplained if the same term sent the record twice,
+# or if the sender is unknown because a header is missing.
 CREATE_COPIES = """
 CREATE TABLE copies AS
 SELECT
@@ -116,7 +120,7 @@ WHERE id IS NOT NULL AND key IS NOT NULL
 GROUP BY topic, key HAVING min(partition) <> max(partition)
 """
 
-# Partitions that keys moved to, and since when: keys in several partitions whose first partition was another.
+# For each partition: the number of keys that were in another partition before, and the first record of such a key.
 MOVED_KEYS = """
 WITH split AS (
     SELECT topic, key FROM observed WHERE id IS NOT NULL AND key IS NOT NULL

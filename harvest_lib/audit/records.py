@@ -1,6 +1,6 @@
-"""The two streams an audit compares, as tuples: committed records, and records in Kafka.
+"""The records of the two streams that an audit compares: committed records, and records in Kafka.
 
-They are tuples because an audit passes millions of them straight into SQL.
+They are tuples, because an audit passes millions of them directly to SQL.
 """
 
 from hashlib import sha256
@@ -9,17 +9,18 @@ from typing import NamedTuple
 _CONTENT_BYTES = 8
 
 CONTENT = f"coalesce(substr(sha256({{value}}), 1, {_CONTENT_BYTES}), ''::bytea)"
-"""Expression of Postgres for the content of a record, over the bytes of its value. It equals `content_of`."""
+"""SQL expression of Postgres for a record's content, from the bytes of its value. Its result equals `content_of`."""
 
 
 def content_of(value: bytes | None) -> bytes:
-    """Return a digest that distinguishes values under the same id: 8 bytes, empty for a tombstone."""
+    """Return a digest of a value, to distinguish values with the same id. It has 8 bytes; for a tombstone it is
+    empty."""
     return sha256(value).digest()[:_CONTENT_BYTES] if value is not None else b""
 
 
 class CommittedRecord(NamedTuple):
-    """A record that some transaction committed: its id, its key, and its content, see `content_of` (None: not known, so
-    not compared)."""
+    """A record that a transaction committed: id, key and content (see `content_of`). A key or content of None is
+    unknown and not compared."""
 
     id: int
     key: bytes | None = None
@@ -29,9 +30,9 @@ class CommittedRecord(NamedTuple):
 class ObservedRecord(NamedTuple):
     """A record found in Kafka.
 
-    `id` is None for a record without an id (foreign). `leader` is the id of the sending term as 16 bytes, None
-    without a `harvest` header. `timestamp_ms` is Kafka's, producer's or broker's as the topic is configured. `content`
-    identifies its value, see `content_of`; None if it is not to be compared.
+    `id` is None for a record without an id (foreign). `leader` is the id of the sending term as 16 bytes, None without
+    a header `harvest`. `timestamp_ms` is the record's timestamp in Kafka: the producer's or the broker's time, as the
+    topic is configured. `content` identifies the value, see `content_of`; None if the value is not compared.
     """
 
     topic: str

@@ -1,6 +1,6 @@
-"""Report of an audit: numbers, a few examples of each anomaly, and the records of each term.
+"""Report of an audit: counts, a few examples of each anomaly, and the records of each term.
 
-A report never holds a value, and holds keys only on request: keys may be personal data.
+A report never contains a value. It contains keys only on request, because keys may be personal data.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Place of an anomaly. A record that is not in Kafka (lost, pending) has no place there."""
+    """An example of an anomaly. `topic`, `partition` and `offset` are None for a record that is not in Kafka (lost,
+    pending). `key` is None unless keys were requested."""
 
     id: int
     topic: str | None = None
@@ -25,7 +26,8 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """`count` records were in Kafka from `old_leader` when `new_leader`, a later term, sent them again."""
+    """Explanation of duplicates: `count` records of the term `old_leader` were sent again by the later term
+    `new_leader`."""
 
     old_leader: UUID
     new_leader: UUID
@@ -38,8 +40,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedKeys:
-    """Number of keys of a topic in this partition that were in another partition before; the first record of such a key
-    here has this timestamp (Kafka's, milliseconds) and offset."""
+    """Keys that moved to a partition. `keys` is the number of keys that were in another partition of the topic before.
+    `first_ms` (Kafka's timestamp, milliseconds) and `first_offset` are of the first record of such a key in this
+    partition."""
 
     topic: str
     partition: int
@@ -58,7 +61,7 @@ class MovedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderStatistics:
-    """Records of a term in Kafka, and their first and last timestamp (Kafka's, milliseconds)."""
+    """Number of a term's records in Kafka, and their first and last timestamp (Kafka's, milliseconds)."""
 
     leader: UUID
     records: int
@@ -68,70 +71,72 @@ class LeaderStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """Result of comparing committed records with the records in Kafka.
+    """Result of the comparison of committed records with the records in Kafka.
 
-    `records == delivered + purged + unknown + other_contents + duplicates + foreign`, and `committed == delivered +
-    lost` plus the committed records that are `pending`.
+    `records == delivered + purged + unknown + other_contents + duplicates + foreign`. `committed == delivered + lost`
+    plus the committed records that are `pending`.
     """
 
     records: int
-    """Records in Kafka, of any kind."""
+    """All records in Kafka."""
     committed: int
     delivered: int
     """Committed records that are in Kafka, each counted once."""
     pending: int
     """Records that wait in the outbox and are not in Kafka yet."""
     lost: int
-    """Committed records that neither are in Kafka nor wait in the outbox."""
+    """Committed records that are neither in Kafka nor pending."""
     unknown: int
     """Ids in Kafka that were never committed."""
     purged: int
-    """Ids in Kafka that the outbox no longer has, where the outbox is the only source of committed records."""
+    """Ids in Kafka that the outbox no longer has. 0 unless the outbox is the only source of committed records."""
     foreign: int
-    """Records in Kafka without an id: another program's."""
+    """Records in Kafka without an id. Another program sent them."""
     other_contents: int
-    """Records in Kafka under an id whose committed record has another value: the database was put back to an earlier
-    time and ids came again, or a row was changed after it was delivered. They are no copies of that record."""
+    """Records in Kafka with another value than the committed record of the same id. Either the database was restored to
+    an earlier time and ids were assigned again, or a row was changed after its delivery. Such records do not count as
+    copies of the committed record."""
     wrong_keys: int
-    """Records in Kafka under another key than was committed."""
+    """Records in Kafka with another key than the committed record."""
     duplicates: int
     adjacent_duplicates: int
-    """Copies that directly follow the same record in their key's sequence."""
+    """Copies that directly follow the same record, among the records of their key in the partition."""
     separated_duplicates: int
-    """Copies with other records of their key between."""
+    """Copies that follow other records of their key."""
     unexplained_duplicates: int
-    """Copies sent twice by the same term, or without a header that names the sender."""
+    """Copies that the same term sent twice, or with an unknown sender because a header is missing."""
     reordered: int
-    """Steps back among the first occurrences of a key's records."""
+    """Records with a smaller id than the previous record of their key, among first occurrences only."""
     order_violations: int
-    """Steps back of a key in the order of the log, repeats included."""
+    """Records with a smaller id than the previous record of their key in the partition, copies included."""
     split_keys: int
-    """Keys whose records are in several partitions of one topic, so that they have no order."""
+    """Keys with records in several partitions of a topic. The records of such a key have no order."""
     explanations: tuple[Explanation, ...] = ()
     leaders: tuple[LeaderStatistics, ...] = ()
-    """In order of their first record."""
+    """The terms, ordered by the timestamp of their first record."""
     moved_keys: tuple[MovedKeys, ...] = ()
-    """Partitions that the split keys moved to, and since when."""
+    """The partitions to which the split keys moved, with the first record of a moved key in each."""
     examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
-    """The first few of each anomaly, by the name of its count; anomalies that were not found are not there."""
+    """The first occurrences of each anomaly, by the name of the anomaly's count. An anomaly that was not found has no
+    entry."""
 
     @property
     def explained_duplicates(self) -> int:
-        """Copies that a term sent after another term had: in flight when that term ended."""
+        """Number of copies that a later term sent: the records were in flight when the former term ended."""
         return self.duplicates - self.unexplained_duplicates
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was compared: nothing was committed or waits, and Kafka has no record of the harvester."""
+        """True if nothing was compared: no record was committed or is pending, and Kafka has no record with an id."""
         return not (self.committed or self.pending or self.records - self.foreign)
 
     @property
     def ok(self) -> bool:
-        """True if something was compared, and every count that must be zero is."""
+        """True if something was compared, and all counts in `MUST_BE_ZERO` are zero."""
         return not self.is_empty and not any(getattr(self, name) for name in MUST_BE_ZERO)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as values that `json.dumps` takes."""
+        """Return the report as values that `json.dumps` accepts."""
         document = _DOCUMENT.dump_python(self, mode="json")
         return {"ok": self.ok, "explained_duplicates": self.explained_duplicates, **document}
 
@@ -148,4 +153,4 @@ MUST_BE_ZERO = (
     "order_violations",
     "split_keys",
 )
-"""The counts of an `AuditReport` that make it not `ok`."""
+"""Names of the counts that must be zero for an `AuditReport` to be `ok`."""

@@ -1,9 +1,9 @@
 """Metrics of the last audit, in a file for the textfile collector of node_exporter.
 
 Promises
-- The file is replaced as a whole.
-- An audit that ends without a result keeps the findings and the time of the last complete audit, and records its
-  failure.
+- The file is replaced atomically.
+- If an audit ends without a result, the file keeps the findings and the time of the last complete audit, and records
+  the failure.
 """
 
 import errno
@@ -29,11 +29,11 @@ _Samples = Mapping[Metric, Mapping[Labels, float]]
 
 @contextmanager
 def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Write the counts that the block puts into the dictionary, by finding, as the metrics of an audit; without a path
-    nothing. A block that raises is an audit that failed.
+    """Yield a dictionary for the counts of an audit, by finding. At the end of the block, write them as metrics to
+    `path`; without a path, write nothing. If the block raises, the audit is recorded as failed.
 
-    Raises ConfigError, before the block where that can be known, if the file cannot be written or the collector would
-    not read it.
+    Raises ConfigError if the file cannot be written or the collector would not read it: before the block, if that can
+    be determined.
     """
     found: dict[str, int] = {}
     if path is None:
@@ -68,7 +68,7 @@ def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str
 
 
 def _last_complete(path: Path) -> _Samples:
-    """Return the samples of the last complete audit; none without its file."""
+    """Return the samples of the last complete audit; none if its file does not exist or cannot be read."""
     try:
         families = {each.name: each for each in text_string_to_metric_families(path.read_text(encoding="utf-8"))}
         return {

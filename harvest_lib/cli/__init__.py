@@ -6,8 +6,8 @@ Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage erro
 13 a check found a problem (`audit`), or nothing is running (`ps`); 130 interrupted.
 """
 
-# Help must be quick. A module that declares a command imports only typer, the standard library and light modules of
-# harvest_lib at its top, and other modules in its functions. tests/unit/cli/test_imports.py checks this.
+# `--help` must be quick. A module that declares a command imports only typer, the standard library and light modules of
+# harvest_lib at its top, and other modules inside its functions. tests/unit/cli/test_imports.py checks this.
 
 import sys
 from contextlib import suppress
@@ -53,10 +53,10 @@ def _checkout_commands() -> tuple[Any, ...]:
 
 
 class _Harvest(Group):
-    """The commands of `harvest`. A command that only a clone has is named as such where it is missing."""
+    """The commands of `harvest`. Some commands exist only in a clone of the repository."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; the usage error for a command of the source checkout says so."""
+        """Return the command. The usage error for a command that exists only in a clone explains that."""
         if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
         return super().resolve_command(ctx, args)
@@ -136,6 +136,7 @@ def main() -> None:
 
 
 def _is_log_read() -> bool:
-    """Return False if the reader of the command's log has stopped reading; the command ends nevertheless."""
+    """Return False if the log's reader has stopped reading. A message would then block, and keep the command from
+    ending."""
     log = sys.modules.get("harvest_lib.cli.log_output")  # loaded by commands that log
     return log is None or bool(log.log_is_read())

@@ -1,4 +1,4 @@
-"""`python -m harvest_lib.cli` is `harvest`."""
+"""`python -m harvest_lib.cli` runs the command `harvest`."""
 
 from harvest_lib.cli import main
 

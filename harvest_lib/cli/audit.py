@@ -43,7 +43,7 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 _RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
-# Bytes that are no text of any encoding come to Kafka in several ways.
+# Without contents in SQL_ASCII: bytes that are not text in any encoding arrive in Kafka in several forms.
 _CONTENTS = """
 SELECT id, kafka_key, kafka_topic, CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN CONTENT END
 FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record
@@ -164,7 +164,7 @@ def audit(
                     "--allow-empty",
                 )
             found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
-    finally:  # its reader may have gone, or the file of metrics may not be writable: neither costs the other
+    finally:  # show the report even if the file of metrics could not be written
         if report is not None:
             ok = report.ok or (report.is_empty and allow_empty)
             with unread_output():
@@ -174,7 +174,7 @@ def audit(
 
 
 class _Sources(NamedTuple):
-    """Committed records, a function that repeats their query, and undelivered records."""
+    """The committed records, a function that repeats their query (None without a query), and undelivered records."""
 
     committed: "_Records"
     committed_again: "Callable[[], _Records] | None"
@@ -188,8 +188,8 @@ def _sources(
     pending: str | None,
     id_header: str | None,
 ) -> _Sources:
-    """Return the records to compare with. `committed` is a query or a file. The outbox is the default of `committed`
-    and `pending`, if it has the same ids."""
+    """Return the records to compare with Kafka. `committed` is a query or a file. If `committed` or `pending` is None,
+    its records are read from the outbox; `pending` only if the outbox has the ids that are compared."""
     from harvest_lib import audit as audits
 
     conninfo = harvest.data_source.conninfo()
@@ -209,11 +209,12 @@ def _sources(
 
 
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
-    """Return two queries of the outbox for topics that the subscription reads, with `columns` applied: all records, and
-    undelivered or parked records.
+    """Return two queries of the outbox: all records, and undelivered or parked records.
 
-    Where rows stay in the outbox, the subscription's position decides which are delivered. The queries fail if row
-    security hides rows from this role: hidden rows would look delivered. Raises DatabaseError and CheckpointError.
+    Both select the given topics and the subscription's filter, and apply the setting `columns`. If rows stay in the
+    outbox after delivery, the subscription's position decides which rows count as delivered. The queries fail if row
+    security hides rows from this role, because hidden rows would look delivered. Raises DatabaseError and
+    CheckpointError.
     """
     from psycopg import sql
 
@@ -231,7 +232,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
         shards = shards_of(connection, table, harvest.subscription)
         parked = parked_table(connection, table, harvest)
         is_parked = parked.exists(connection)
-        is_mapped = harvest.columns is not None  # its rows may change after their delivery
+        is_mapped = harvest.columns is not None  # rows of a mapped table may change after their delivery
         is_bytes = not is_mapped and table.value_type(connection) == "bytea"
     value = "kafka_value" if is_bytes else "convert_to(kafka_value, 'UTF8')"
     records = _RECORDS if is_mapped else _CONTENTS.replace("CONTENT", CONTENT.format(value=value))

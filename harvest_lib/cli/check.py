@@ -1,4 +1,4 @@
-"""`harvest check`: all obstacles to a harvester, before a start."""
+"""`harvest check`: finds all problems that would keep a harvester from starting or delivering."""
 
 import logging
 import sys
@@ -54,7 +54,8 @@ def check(
 
 
 def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
-    """Show all obstacles to a start, and exit as `error` does. Raises `error` itself if no other problem is found."""
+    """Print all problems that prevent a start, and exit with the exit code of `error`. If no other error is found,
+    raise `error` itself."""
     from harvest_lib.harvester.preflight import Finding, inspect
 
     report = inspect(config)
@@ -68,10 +69,10 @@ def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
 
 
 def _inspected(config: Path | None, topics: list[str]) -> "Report":
-    """Return the report of all checks. With a configuration that cannot be read, nothing else is checked."""
+    """Return the report of all checks. If the configuration cannot be read, nothing else is checked."""
     from harvest_lib.harvester.preflight import Finding, Report, inspect
 
-    logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # messages of clients are in the evidence
+    logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # the evidence has the clients' messages
     try:
         harvest = configuration(config, elects=True).harvest
     except ConfigError as error:
@@ -85,7 +86,8 @@ def _inspected(config: Path | None, topics: list[str]) -> "Report":
 
 
 def _show(report: "Report", *, err: bool = False) -> None:
-    """Print the passed checks, then each problem. The terminal breaks long lines, so that commands can be copied."""
+    """Print the passed checks, then each problem. Long lines are left to the terminal to wrap, so that commands can be
+    copied."""
     from harvest_lib.cli.tables import print_line
 
     for area in dict.fromkeys(area for area, _ in report.passed):

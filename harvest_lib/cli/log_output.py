@@ -1,4 +1,4 @@
-"""Log of the command line: through structlog, to standard error, as readable lines or JSON."""
+"""Log of the command line: structlog writes it to standard error, as readable lines or as JSON."""
 
 import logging
 import select
@@ -20,7 +20,7 @@ _SHARED: list[structlog.typing.Processor] = [
 
 
 def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Join the lines of texts: the console would show their line breaks as `\\n`."""
+    """Join the lines of each text of an event by `; `, because the console would show line breaks as `\\n`."""
     return {
         name: "; ".join(filter(None, map(str.strip, value.splitlines()))) if isinstance(value, str) else value
         for name, value in event.items()
@@ -28,10 +28,11 @@ def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDic
 
 
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
-    """Send every record of the standard library's logging to standard error, by the handler returned. Nothing waits for
-    its reader: `LogWriter`. A stream of memory alone is written at once.
+    """Send every record of the standard library's logging to standard error, and return the handler that does so.
 
-    `level` is a name of `logging.level` in a file. Raises ConfigError for any other.
+    The handler is a `LogWriter`, so that no code waits for the reader of the log. Only a stream without a file
+    descriptor, in memory, is written directly. `level` is a value of the setting `logging.level`; raises ConfigError
+    for other values.
     """
     python = python_level(level)
     if python is None:
@@ -44,7 +45,7 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 pad_event_to=24,
-                # The default shows the variables of each frame: payloads, and the connection string.
+                # The default prints the variables of each frame, with payloads and the connection string.
                 exception_formatter=structlog.dev.plain_traceback,
             ),
         ]
@@ -63,8 +64,8 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
 
 
 def log_is_read() -> bool:
-    """Wait for a while until the log is written; return False if standard error takes no more: a writer there waits for
-    its reader."""
+    """Wait for at most two seconds until the log is written. Return False if standard error is blocked, because its
+    reader does not read."""
     for each in logging.getLogger().handlers:
         each.flush()
     return not _has_file(sys.stderr) or bool(select.select((), (sys.stderr,), (), FLUSH_SECONDS)[1])
@@ -73,6 +74,6 @@ def log_is_read() -> bool:
 def _has_file(stream: TextIO) -> bool:
     try:
         stream.fileno()
-    except (AttributeError, OSError):  # none was open as the process began; it is memory
+    except (AttributeError, OSError):  # standard error was closed when the process began, or is in memory
         return False
     return True

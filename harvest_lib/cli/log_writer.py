@@ -1,13 +1,13 @@
 """A log handler that never waits for the reader of the log.
 
-    the code that logs ─► lines that wait, at most MOST_CHARACTERS ─► a thread ─► standard error
+    the code that logs ─► queue of lines, at most MOST_CHARACTERS ─► a thread ─► standard error
 
 Promises
-- A reader that stops reading (a pager, a stalled pipe, a terminal after Ctrl-S, a network disk that hangs) holds up
-  nothing but the log.
-- Lines for which there is no room are dropped and counted: `log_lines_dropped` stands where they are missing, once the
-  reader reads again.
-- `flush` waits for a while, and so does the end of the process: a reader that reads gets every line.
+- A reader that stops reading (a pager, a stalled pipe, a terminal after Ctrl-S, a network disk that hangs) blocks only
+  the log.
+- If the queue is full, lines are dropped and counted. When the reader reads again, the event `log_lines_dropped` with
+  their number is logged in their place.
+- `flush` and the end of the process wait for up to FLUSH_SECONDS, so that a reader that reads gets every line.
 """
 
 import logging
@@ -23,7 +23,7 @@ from harvest_lib.process import threads
 _log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 4_000_000
-"""Of lines that wait for the reader."""
+"""Maximum number of characters in the queue."""
 FLUSH_SECONDS = 2.0
 
 
@@ -31,23 +31,23 @@ class LogWriter(logging.StreamHandler[Any]):
     """Writes each record to a stream, on a thread of its own."""
 
     def __init__(self, stream: TextIO, most_characters: int = MOST_CHARACTERS) -> None:
-        """`stream` has a file descriptor, which is written directly, so that no thread waits for the locks of the
-        stream."""
+        """`stream` must have a file descriptor. Lines are written directly to the descriptor, so that no thread waits
+        for the locks of the stream."""
         super().__init__(_Descriptor(stream))
-        assert self.lock is not None  # noqa: S101 - a handler makes it
-        self._changed = threading.Condition(self.lock)  # logging makes it anew in a child of `fork`
+        assert self.lock is not None  # noqa: S101 - the base class creates it
+        self._changed = threading.Condition(self.lock)  # logging reinitializes the lock in a child of `fork`
         self._most = most_characters
         self._thread: threading.Thread | None = None
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begin with no lines: the parent process writes its own lines."""
+        """Empty the queue. A child process calls this after `fork`, because its parent writes the queued lines."""
         self._lines: deque[tuple[logging.LogRecord, str]] = deque()
         self._characters = self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a record to the lines that wait, or drop it."""
+        """Add a record to the queue, or drop it if the queue is full."""
         try:
             line = self.format(record) + self.terminator
         except Exception:  # noqa: BLE001 - as every handler does
@@ -61,11 +61,11 @@ class LogWriter(logging.StreamHandler[Any]):
             self._characters += len(line)
             self._changed.notify_all()
             if self._thread is None or not self._thread.is_alive():
-                with suppress(RuntimeError):  # there is no room for a thread: the next record begins it
+                with suppress(RuntimeError):  # the thread cannot be started now; the next record tries again
                     self._thread = threads.start("harvest-log", self._write_on)
 
     def flush(self) -> None:
-        """Wait until all is written, for FLUSH_SECONDS at most."""
+        """Wait until the queue is empty, for at most FLUSH_SECONDS."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines, FLUSH_SECONDS)
 
@@ -89,7 +89,7 @@ class LogWriter(logging.StreamHandler[Any]):
 
 
 class _Descriptor:
-    """The file of a text stream, written to without its buffer."""
+    """Writes text to the file descriptor of a text stream, without the stream's buffer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._descriptor = stream.fileno()
@@ -105,4 +105,4 @@ class _Descriptor:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: there is no buffer."""

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become a configuration and a connection to its outbox."""
+"""Options that several commands share, and functions that open the configuration and the outbox that they name."""
 
 import os
 import re
@@ -33,7 +33,8 @@ AllowEmpty = Annotated[
 TableName = Annotated[str | None, typer.Option("--table", help="Name of the table. Default: the configuration's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-# Copies of types of the library: loading its modules would make help slow. A test compares them.
+# These types are copies of types of the library, because importing its modules would make `--help` slow. A test
+# compares them.
 Source = Literal["mark", "snapshot", "transaction_id"]
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -43,7 +44,7 @@ DEFAULT_AHEAD = 4
 
 
 def parse_level(name: str) -> str:
-    """Return the level of Python's logging; a usage error lists the names that there are."""
+    """Return the level of Python's logging with this name. For an unknown name, raise a usage error that lists all."""
     level = python_level(name)
     if level is None:
         raise typer.BadParameter(f"{name!r} is not one of {NAMED_LEVELS}")
@@ -69,19 +70,20 @@ Listen = Annotated[
 
 
 def names_of(given: Iterable[str] | None) -> list[str]:
-    """Return the names of an option that may be repeated, each once; commas stand between several."""
+    """Return the distinct names of an option that may be repeated. Commas and spaces separate the names in a value."""
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"[,\s]+", each) if name))
 
 
 def names_as_given(given: Iterable[str] | None) -> list[str]:
-    """Return the names of an option; an empty name, or a name with a space, stays and is refused later."""
+    """Return the distinct names of an option that may be repeated. Only commas separate names, so that an empty name or
+    a name with a space is not hidden: a later check refuses it."""
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"\s*,\s*", each)))
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
-    """Read the configuration from a file, or from the environment alone.
+    """Return the configuration from a file, or from the environment alone if `path` is None.
 
-    A command that takes no part in the election (`elects` false) needs no leader group.
+    `elects`: the command takes part in the election, and so needs a leader group.
     """
     from harvest_lib.config import HarvestConfig, ReaperFile, load
 
@@ -95,7 +97,8 @@ def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
 def open_outbox(
     config: Path | None, table: str | None = None, *, refuse_columns: str = ""
 ) -> "Iterator[tuple[HarvestConfig, OutboxTable, psycopg.Connection[Any]]]":
-    """Connect to the outbox. Raise ConfigError if it maps `columns` and there is a reason to refuse that."""
+    """Connect to the outbox of the configuration, or to `table`. If `refuse_columns` is a reason to refuse a table with
+    mapped `columns`, raise ConfigError for such a configuration."""
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
 

@@ -200,7 +200,8 @@ def parked_table(
     config: "HarvestConfig",
     subscription: str | None = None,
 ) -> "ParkedRecords | ParkedIdTable":
-    """Return the table in which the configuration's source parks records: the subscription's if it reads in batches."""
+    """Return the table in which the configuration's source parks records: the outbox's table of parked records if it
+    marks, else the subscription's ids in the table of parked ids."""
     from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords
     from harvest_lib.source.selection import COLUMNS, columns_of
 
@@ -284,12 +285,12 @@ def _text(content: object) -> str:
 
 
 def _part(row: dict[str, Any], part: "Part") -> object:
-    """Return a part of a record: a column's value or, with mapped columns, a constant."""
+    """Return the value of a part of a record: the value of its column, or its constant."""
     return row.get(part) if isinstance(part, str) else part.value
 
 
 def _shown_columns(columns: "ColumnMapping | None") -> set[str]:
-    """Return the columns that are shown without --value."""
+    """Return the names of the columns that are shown without --value."""
     if columns is None:
         return _SHOWN_COLUMNS
     parts = (columns.id, columns.transaction_id, columns.kafka_topic, columns.kafka_key, columns.create_time)

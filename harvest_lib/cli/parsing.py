@@ -1,7 +1,7 @@
-"""Groups and commands that do not process options which were not given.
+"""Command groups and commands that skip the processing of options that are not given.
 
-typer loads pydantic to process an option, even `--help` when it is absent. `harvest status --help` and `harvest
-version` need no pydantic.
+typer imports pydantic to process an option, even if the option, such as `--help`, is not given. Because of this module,
+`harvest status --help` and `harvest version` do not import pydantic.
 """
 
 from collections.abc import Iterator
@@ -15,25 +15,25 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Group(TyperGroup):
-    """A group of commands. If its first argument is a subcommand, no option of the group was given."""
+    """A group of commands. If the first argument is a subcommand, no option of the group was given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and process the group's own options only if there may be some."""
+        """Parse the arguments. Process the group's own options only if some may be given."""
         with _without_options(self, when=bool(args) and args[0] in self.commands):
             return super().parse_args(ctx, args)
 
 
 class OptionlessCommand(TyperCommand):
-    """A command with no option but `--help`."""
+    """A command without options, except `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and process `--help` only if there are arguments."""
+        """Parse the arguments. Process `--help` only if there are arguments."""
         with _without_options(self, when=not args):
             return super().parse_args(ctx, args)
 
 
 def group(name: str, text: str) -> typer.Typer:
-    """Return a group of commands, which shows its help when no command is named."""
+    """Return a group of commands. Without a subcommand it prints its help."""
     return typer.Typer(name=name, cls=Group, help=text, no_args_is_help=True, rich_markup_mode="rich")
 
 

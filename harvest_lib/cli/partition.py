@@ -1,4 +1,4 @@
-"""`harvest partition`: the partition of each key, and the keys that moved when partitions were added."""
+"""`harvest partition`: shows the partition of each key, and whether adding partitions moved the key."""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +34,8 @@ def partition(
 
 
 def _places(config: Path | None, topic: str, keys: list[str], before: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the partition of each key, now and before. The earlier number is read from Postgres unless it is given."""
+    """Yield the current and the former partition of each key. The former number of partitions is `before`, or what a
+    harvester has stored in Postgres; None if unknown."""
     from harvest_lib.delivery.partitioners import DEFAULT, partition_of
     from harvest_lib.kafka_client import topic_missing, topic_partitions
 

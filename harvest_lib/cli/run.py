@@ -1,4 +1,4 @@
-"""`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is asked to stop."""
+"""`harvest run`: runs one process of a pool until it is requested to stop; the equivalent of goharvest's reaper."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _LOOK_SECONDS = 0.2
-"""Pause between checks of a running harvester, and of a requested stop."""
+"""Interval of the checks whether the harvester runs, and whether a stop was requested."""
 _START_SECONDS = 1.0
-"""Limit of the wait for a start that was asked to stop."""
+"""Maximum wait for a harvester that is still starting when a stop is requested."""
 
 
 def run(
@@ -118,8 +118,9 @@ def run(
 
 
 def _unless_stopped(work: Callable[[], _Result], asked: threading.Event, harvest: "Harvest") -> _Result | None:
-    """Do the work in a thread, and return or raise what it does; None if it was asked to stop before the harvester has
-    started. No signal handler runs in a thread that waits for a server, and such a wait is not waited for."""
+    """Run `work` in another thread, and return its result or raise its error. Return None, without waiting for `work`,
+    if a stop is requested before the harvester has started: the thread may be waiting for a server. The main thread
+    does not wait for servers, so that its signal handlers run at once."""
     result: Future[_Result] = Future()
 
     def do() -> None:
@@ -141,8 +142,8 @@ def _unless_stopped(work: Callable[[], _Result], asked: threading.Event, harvest
 
 @contextmanager
 def served_harvest(address: str | None, harvest: "Harvest") -> Iterator[None]:
-    """Serve numbers and health of a harvester at `HOST:PORT`, if there is an address, and report the numbers to
-    OpenTelemetry, if the process has a meter provider. Raises ConfigError."""
+    """Serve metrics and health of a harvester at `address` (`HOST:PORT`), if given, while the context is active. Report
+    the metrics to OpenTelemetry, if the process has a meter provider. Raises ConfigError."""
     from harvest_lib.harvester.telemetry import HarvestTelemetry
     from harvest_lib.telemetry.otel_metrics import is_reported, reported
     from harvest_lib.telemetry.server import Listener

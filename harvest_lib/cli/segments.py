@@ -205,7 +205,7 @@ def _open_native(config: Path | None) -> "Iterator[tuple[HarvestConfig, OutboxTa
 
 
 def _seconds(duration: str, option: str) -> float:
-    """Return a duration of the command line in seconds. Raises BadParameter for a misspelled duration."""
+    """Return the seconds of a duration given on the command line. Raises BadParameter if it is misspelled."""
     from harvest_lib.config.durations import SPELLING, parse_duration
 
     try:

@@ -1,4 +1,4 @@
-"""Shards of subscriptions as `harvest subscriptions list` and `harvest status` show them."""
+"""Formats shards of subscriptions for `harvest subscriptions list` and `harvest status`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "low wat
 
 
 def shard_json(shard: SubscriptionShard, lag: Backlog) -> dict[str, Any]:
-    """Return a shard as `list --json` and `status --json` print it."""
+    """Return the JSON object for a shard that `list --json` and `status --json` print."""
     checkpoint = shard.checkpoint
     return {
         **{name: value for name, value in asdict(shard).items() if name != "checkpoint"},
@@ -30,7 +30,7 @@ def shard_json(shard: SubscriptionShard, lag: Backlog) -> dict[str, Any]:
 
 
 def cells(row: dict[str, Any]) -> Sequence[Cell]:
-    """Return the columns of a row of `shard_json`."""
+    """Return the table cells, in the order of HEADER, for an object of `shard_json`."""
     only = [*(row["topics"] or ()), *([f"keys {row['keys']}"] if row["keys"] is not None else [])]
     number = "-" if row["number"] is None else str(row["number"])
     low_watermark = row["low_watermark"]

@@ -1,4 +1,4 @@
-"""`harvest up | down | ps | logs`: the local stack from the command line.
+"""`harvest up | down | ps | logs`: commands for the local stack.
 
 Exit codes: 0 done, 7 the stack could not be started or stopped (the message has the reason), and 13 from `ps` when no
 stack is up.
@@ -119,7 +119,7 @@ def logs(
 
 
 def state_folder() -> Path:
-    """Return the folder of the stack. Raises StackError where the local stack is not installed."""
+    """Return the state folder of the stack. Raises StackError if the local stack is not installed."""
     state: Path = _local_stack("state").default_state()
     return state
 
@@ -137,7 +137,7 @@ def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
 
 
 def _local_stack(name: str) -> Any:
-    """Return a module of the local stack, which has requirements of its own."""
+    """Import and return a module of the local stack. Raises StackError if its requirements, an extra, are missing."""
     try:
         return importlib.import_module(f"harvest_lib.local_stack.{name}")
     except ModuleNotFoundError as error:
@@ -149,7 +149,7 @@ def _local_stack(name: str) -> Any:
 
 
 def show(description: "Description", state: str, *, as_json: bool) -> None:
-    """Print how to connect to a stack, without its password."""
+    """Print the servers of a stack and how to connect to them, without the password."""
     from harvest_lib.cli.tables import print_line, print_table, table_of
 
     text = description.to_json()
@@ -205,7 +205,8 @@ def _server_row(name: str, version: str, pid: int, port: int | None, url: str) -
 
 
 def _memory(process: Any, psutil: Any) -> int:
-    """Return the bytes of memory of a process alone: Postgres's processes share most of theirs."""
+    """Return the unshared memory of a process in bytes. Shared memory is left out, because Postgres' processes share
+    most of their memory."""
     try:
         information = process.memory_info()
     except psutil.NoSuchProcess:
@@ -220,7 +221,7 @@ def _print_lines(file: Path, text: bytes, *, prefix: bool) -> None:
 
 
 def _last_lines(file: Path, count: int) -> tuple[bytes, int]:
-    """Return the last lines of a file, read from its end, and where the file ended."""
+    """Return the last `count` lines of a file, and the size of the file. Only the end of the file is read."""
     with file.open("rb") as log:
         position = end = log.seek(0, 2)
         text = b""

@@ -1,4 +1,4 @@
-"""`harvest status`: backlog, age of the oldest record, leader and rate."""
+"""`harvest status`: shows backlog, age of the oldest record, leader and delivery rate."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harvest_lib.outbox import OutboxTable
 
 _SLOW_EVERY_SECONDS = 60.0
-"""Interval between readings of sizes, segments that are held and open transactions: slow to read, slow to change."""
+"""Interval between readings of sizes, held segments and open transactions. They are slow to read and change slowly."""
 
 
 def status(
@@ -53,18 +53,20 @@ def status(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One reading. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
-    name of the process that leads without a group; None for a shard without a leader. `leader` is the first of them."""
+    """One reading. `leaders` has an element for each shard: the client id and host of the group member that owns the
+    shard's partition, or the name of the process that leads without a group; None without a leader. `leader` is the
+    first element."""
 
     table: str
     backlog_records: int
     backlog_is_estimate: bool
-    """True beyond 100,000 records, which are estimated from their ids."""
+    """True if there are more than 100,000 records: then the number is estimated from their ids."""
     oldest_age_seconds: float
     marked_records: int
     parked_records: int | None
     held_records: int | None
-    """Both are None if there is no table of parked records, or no right to read it."""
+    """`parked_records` and `held_records` are None if there is no table of parked records, or this role may not read
+    it."""
     leader: str | None
     leaders: list[str | None]
     members: int | None
@@ -72,26 +74,26 @@ class Status:
     records_per_second: float
     outbox_bytes: int
     database_bytes: int | None
-    """None where this role may not see it."""
+    """None if this role may not see it."""
     database_limit_bytes: int | None
     kafka_trouble: str | None
-    """The reason why Kafka did not report the leader."""
+    """The reason why Kafka did not report the leader; None if it did."""
     notes: list[str]
-    """Why there is no leader, why a process cannot lead, or another pool that is in conflict."""
+    """Remarks, for example why there is no leader, why a process cannot lead, or that another pool is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then the
-    configured subscription's."""
+    """The subscriptions of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then
+    the backlog of the configured subscription."""
 
 
 class StatusReadings:
-    """Read an outbox every second. The rate covers the time since the last reading."""
+    """Reads the status of an outbox, at most once a second. The rate covers the time since the last reading."""
 
     def __init__(self, connection: "psycopg.Connection[Any]", table: "OutboxTable", config: "HarvestConfig") -> None:
         from harvest_lib.harvester.status import StatusReader
         from harvest_lib.outbox import check_column_mapping
 
         if config.columns is None:
-            table.check_columns(connection)  # status needs no privilege but SELECT
+            table.check_columns(connection)  # a complete check would need more privileges than SELECT
         else:
             check_column_mapping(connection, table, config.columns)
         self._connection = connection

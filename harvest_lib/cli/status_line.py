@@ -1,7 +1,7 @@
 """The status line of `harvest run`: the role of this process, its counters and its rate.
 
-It is the last line of the terminal, below the log. It reads only the memory of the harvester: it sends no query to
-Postgres or Kafka.
+It is the last line of the terminal, below the log. It reads only the harvester's memory, and sends no query to Postgres
+or Kafka.
 """
 
 import logging
@@ -23,14 +23,14 @@ _SHORT_ID = 8
 
 
 class StatusLine:
-    """A line about a harvester; it is rendered for a time on a clock of seconds."""
+    """Renders the status line of a harvester."""
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
         self._readings: deque[tuple[float, int]] = deque()
 
     def render(self, now: float) -> Text:
-        """Return the line. The rate covers the last three seconds."""
+        """Return the line. `now` is a monotonic time in seconds. The rate covers the last three seconds."""
         harvest = self._harvest
         delivered = harvest.delivered_records
         self._readings.append((now, delivered))
@@ -53,7 +53,7 @@ class StatusLine:
 
 @contextmanager
 def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator[None]:
-    """Show the line on standard error until the block ends, and have the log written above it meanwhile."""
+    """Show the status line on standard error while the context is active. The log is written above it."""
     console = Console(stderr=True)
     line = StatusLine(harvest)
     live = Live(
@@ -69,7 +69,7 @@ def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator
     try:
         yield
     finally:
-        log.acquire()  # a log record while the line is being erased would draw it once more
+        log.acquire()  # otherwise a log record, while the line is being erased, would draw the line again
         try:
             log.flush()
             live.stop()
@@ -89,7 +89,7 @@ class _Above:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits: each write is printed at once."""
+        """Do nothing: each write is printed at once."""
 
 
 def _role(harvest: Harvest) -> tuple[str, str]:

@@ -1,9 +1,9 @@
-"""Lines and tables of the commands' output: values are never cut, so that they can be copied.
+"""Prints lines and tables of the commands. Values are never cut off, so that they can be copied.
 
-- Not a terminal: a table as wide as needed; nothing is cut or wrapped.
+- Output that is not a terminal: a table as wide as needed, without wrapped lines.
 - A terminal that is wide enough: a table.
-- A terminal that is too narrow: each row as lines, a line per column. The terminal breaks a line that is too long, so
-  that a selected value stays whole.
+- A terminal that is too narrow: a line for each column of each row. The terminal wraps a line that is too long, so that
+  a value can still be selected as a whole.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,20 +18,20 @@ from rich.text import Text
 from harvest_lib.cli.terminal import printable
 
 Cell = str | tuple[str, str] | Text
-"""Text of any origin, alone or with a style; or text that is made ready already."""
+"""Contents of a table's cell: unchecked text, unchecked text with a style, or a `Text` that is printed unchanged."""
 
 _ENOUGH = 100_000
 
 
 def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
-    """Print texts, styled or not, as a line."""
+    """Print a line of several parts: a text, or a text with a style."""
     Console(stderr=err, highlight=False).print(Text.assemble(*parts), soft_wrap=True)
 
 
 def table_of(
     rows: Iterable[Sequence[Cell]], header: Sequence[str] = (), *, title: str = "", boxed: bool = True
 ) -> Table:
-    """Return a table. What foreign text has of control characters is escaped, and its markup is text."""
+    """Return a table. In unchecked text, control characters are escaped and rich's markup is printed literally."""
     table = Table(*header, title=escape(title) or None, show_header=bool(header), pad_edge=boxed)
     if not boxed:
         table.box = None
@@ -48,7 +48,8 @@ def _ready(cell: Cell) -> Text:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table so that it fits. A console that is no terminal is made as wide as the table, and stays so."""
+    """Print a table in the form that fits the console. A console that is not a terminal is widened to the table's
+    width, permanently."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _width(table, console))
@@ -61,7 +62,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 class Fitting:
-    """A table for `rich.live`, which has to know how high it is: lines that are too long are folded."""
+    """A table for `rich.live`, which must know the number of lines. So lines that are too long are folded here, not by
+    the terminal."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -76,12 +78,13 @@ class Fitting:
 
 
 def _width(table: Table, console: Console) -> int:
-    """Return how wide a table is if nothing in it is broken."""
+    """Return the width of a table without wrapped lines."""
     return Measurement.get(console, console.options.update(max_width=_ENOUGH), table).maximum
 
 
 def _lines(table: Table, console: Console) -> Iterable[Text]:
-    """Return a table as lines: with a header each row is a block, without a header a line."""
+    """Yield a table as lines. With a header, each row is a block with a line for each column; otherwise each row is a
+    line."""
     if table.title:
         yield Text.assemble((Text.from_markup(str(table.title)).plain, "bold"))
     names = [_text(column.header, console) for column in table.columns]

@@ -1,4 +1,4 @@
-"""The terminal: Ctrl-C, if it can redraw a line, and text and numbers that are safe and easy to read."""
+"""Signals and output of commands: Ctrl-C, lost output, and text and numbers that are safe to print."""
 
 import errno
 import json
@@ -16,11 +16,11 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` at the first SIGTERM or Ctrl-C."""
+    """Install handlers that call `stop` at the first SIGTERM or Ctrl-C. Later signals are ignored."""
 
     def ask_to_stop(*_: object) -> None:
         for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second signal must not interrupt the first
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the handling of the first
         stop()
 
     for number in _ENDING:
@@ -29,20 +29,21 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 @contextmanager
 def unread_output() -> Iterator[None]:
-    """Let a command print to a reader that stops reading, as `head` does: the rest is dropped, and the exit code
-    stays."""
+    """Allow that the reader of standard output stops reading, as `head` does. Further output is dropped, and the exit
+    code does not change."""
     try:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich ends the process
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit for a broken pipe
         _drop_output()
 
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Make standard output raise OutputLost when it cannot be written, unless its reader has gone away."""
-    if sys.stdout is None:  # it was closed before the process began
+    """Make standard output raise OutputLost if it cannot be written. A reader that has closed the pipe raises
+    BrokenPipeError as usual."""
+    if sys.stdout is None:  # standard output was closed before the process began
         yield
         return
     output = _Checked(sys.stdout)
@@ -55,7 +56,7 @@ def checked_output() -> Iterator[None]:
 
 
 class _Checked:
-    """A stream that raises OutputLost for what its file does not take."""
+    """A text stream that raises OutputLost if its file cannot be written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -89,7 +90,8 @@ class _Checked:
 
 
 def _drop_output() -> None:
-    """Drop what standard output has not written yet, and all that follows: it is flushed as the process ends."""
+    """Redirect standard output to the null device. This drops buffered output too, which Python flushes when the
+    process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -99,7 +101,8 @@ def watched() -> bool:
 
 
 def printable(text: str) -> str:
-    """Return foreign text with characters that could move the cursor, or pass for another line, escaped."""
+    """Return unchecked text with all unprintable characters escaped. Such characters could move the cursor, or look
+    like another line."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
@@ -107,8 +110,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return JSON as every reader takes it. A number that JSON does not have, as from a document with 1e999, becomes
-    text: "inf"."""
+    """Return standard JSON. A number that JSON cannot represent becomes text: 1e999, read from a document, is "inf"."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -124,7 +126,7 @@ def _without_infinite(value: Any) -> Any:
 
 
 def age(seconds: float) -> str:
-    """Return a length of time in its largest unit, rounded down."""
+    """Return a duration as text in its largest unit, rounded down."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
@@ -132,5 +134,5 @@ def age(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things, as in "1 record" or "1,200 records"."""
+    """Return a number and a noun in singular or plural, as in "1 record" or "1,200 records"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

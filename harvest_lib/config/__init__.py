@@ -2,9 +2,9 @@
 
     HarvestConfig(leader_group_id="billing", data_source="host=db dbname=shop")
     HarvestConfig()                      from HARVEST_* variables
-    load("reaper.yaml").harvest          from a file, variables before it
+    load("reaper.yaml").harvest          from a file, which environment variables override
 
-A Python argument goes before an environment variable, that before the file, that before the default.
+A Python argument overrides an environment variable, which overrides the file, which overrides the default.
 """
 
 from harvest_lib.config.columns import ColumnMapping, Constant

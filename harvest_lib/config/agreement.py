@@ -1,4 +1,4 @@
-"""Settings that do not fit each other."""
+"""Checks for settings that contradict each other."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

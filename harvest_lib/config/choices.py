@@ -1,4 +1,4 @@
-"""The way in which a configuration reads, and its three `auto`, which the layout of the outbox table decides. Pure.
+"""Resolves `source`, `delivery` and `leadership` where they are `auto`, by the layout of the outbox table. No I/O.
 
 | table | source | delivery | leadership |
 | --- | --- | --- | --- |
@@ -6,10 +6,10 @@
 | goharvest's | `mark` | `barrier` | `neli` |
 
 Promises
-- All three are chosen together, by the same state of the table, so that they fit each other.
-- Named settings of a configuration are kept, and the choices follow from them: `source: mark` is delivered by
-  `barrier`, and a delivery that does not fence a former leader elects by `neli`, whatever the table.
-- With several shards the election is `neli`: under `postgres` a single process leads them all.
+- All three settings are chosen together, from the same state of the table, so that they fit each other.
+- A setting that the configuration names is never changed, and the other choices follow from it. With `source: mark`,
+  delivery is `barrier` for every table. With a delivery that does not fence a former leader, leadership is `neli`.
+- With several shards, leadership is `neli`: under `postgres` a single process leads all shards.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _OF_TABLE = {
     "mapped": "`columns` maps a table that is only read",
 }
 FENCED: frozenset[Delivery] = frozenset({"transactional", "sequenced"})
-"""Deliveries of which a former leader is fenced, and no record repeats for readers."""
+"""Deliveries that fence a former leader, so that readers see no record twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +36,22 @@ class ReadingMode:
     """Effects of a source and a delivery on the tables."""
 
     marks: bool
-    """Records are marked, and deleted once they are delivered; else the table is only read."""
+    """True: records are marked, and deleted after delivery. False: the table is only read."""
     keeps_checkpoints: bool
-    """A checkpoint in the table of subscriptions follows each batch; else marks and deletions are all that is kept."""
+    """True: each batch ends with a checkpoint in the table of subscriptions. False: only marks and deletions persist
+    progress."""
     reads_segments: bool
-    """The native table is read by its transaction ids, and its segments are maintained."""
+    """True: the native table is read in the order of its transaction ids, and its segments are maintained."""
     parks_rows: bool
-    """A record that can never be sent is moved to the table of parked records; else its id is listed, if at all."""
+    """True: a record that can never be sent is moved to the table of parked records. False: at most its id is listed,
+    in the table of parked ids."""
 
     @classmethod
     def of(
         cls, source: Source | Auto, delivery: Delivery | Auto, *, is_mapped: bool = False, stops: bool = False
     ) -> "ReadingMode":
-        """Return the mode of settings. `is_mapped` if there are `columns`, `stops` if `parking` is `stop`. Raises
-        ValueError while `auto` leaves the source to the table."""
+        """Return the mode of a configuration. `is_mapped`: `columns` is set. `stops`: `parking` is `stop`. Raises
+        ValueError if `source` is `auto` and the layout of the table has to decide it."""
         used, _ = _source("mapped" if is_mapped else None, source, marks=False)
         marks = used == "mark"
         return cls(
@@ -62,7 +64,7 @@ class ReadingMode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The choice for each setting, and its reason."""
+    """The chosen source, delivery and leadership, each with the reason for the choice."""
 
     source: Source
     source_reason: str
@@ -87,8 +89,8 @@ def choose(
     shards: int = 1,
     marks: bool = False,
 ) -> Choices:
-    """Return the choices of a configuration on a table. That may be unknown, None, where the source is named. With
-    `marks` the program that embeds the harvester brings parts that mark."""
+    """Return the source, delivery and leadership for a table. `table` may be None (unknown) if `source` is not `auto`.
+    `marks`: the program that embeds the harvester supplies its own parts, which mark records."""
     used, why = _source(table, source, marks=marks)
     is_marked = ReadingMode.of(used, delivery).marks
     by, by_why = _delivery(delivery, marks=is_marked)

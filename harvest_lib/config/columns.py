@@ -1,6 +1,6 @@
-"""`columns`: where the parts of a record stand in a table of another layout.
+"""The setting `columns`: maps the parts of a record to the columns of a table that has another layout.
 
-No SQL is taken from here: each part is the name of a column, or a constant.
+No SQL is accepted here: each part is the name of a column, or a constant.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _REMEDY = "write the name of a column, or `{value: …}` for the same text in ev
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same text for every record."""
+    """A part of a record that has the same text in every record."""
 
     value: str
 
@@ -47,20 +47,20 @@ Part = Annotated[str | Constant, BeforeValidator(_part)]
 
 
 class ColumnMapping(BaseModel):
-    """Columns or constants for the parts of a record. Parts left out have the native table's columns; there are no
-    headers unless they are named."""
+    """Columns or constants for the parts of a record. A part that is left out is read from the native table's column of
+    that name. Records have only the headers that are named here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     id: Column = "id"
-    """A whole number that rises with every record, from a sequence."""
+    """Column of the record's id: a whole number from a sequence, which rises with every record."""
     transaction_id: Column = "transaction_id"
-    """The transaction that wrote the record, of type xid8."""
+    """Column of type xid8 with the transaction that wrote the record."""
     kafka_topic: Part = "kafka_topic"
     kafka_key: Part = "kafka_key"
     kafka_value: Part = "kafka_value"
-    """Sent as the text that Postgres makes of it; bytea as it is."""
+    """The value is sent as Postgres' text of it; a bytea value is sent unchanged."""
     create_time: Column | None = None
-    """Creation time of the record, of type timestamptz, for the age of the backlog. Default: not known."""
+    """Column of type timestamptz with the record's creation time, for the age of the backlog. Default: unknown."""
     headers: Mapping[Annotated[str, Field(min_length=1)], Part] = Field(default_factory=dict)
-    """By name, in order."""
+    """The part for each header, by the header's name; records carry the headers in this order."""

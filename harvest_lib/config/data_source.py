@@ -1,13 +1,13 @@
-"""Connection string of Postgres: goharvest's `dataSource`, read by lib/pq's rules, handed on to libpq.
+"""Connection string of Postgres: goharvest's `dataSource`, parsed by lib/pq's rules and passed to libpq.
 
-Both spellings are read: `key=value` pairs (spaces around `=` allowed, values with spaces in single quotes, a backslash
-takes the next character as it is) and `postgres://` URLs. A single rule differs. lib/pq, like libpq, skips spaces after
-`=`, so it reads the default in goharvest's documentation, `password= dbname=postgres`, as the password
-`dbname=postgres`. Here a word after such spaces that begins with a connection keyword and `=` ends an empty value: that
-text has no password and the database `postgres`, while `user = bob` is still bob. A value of this form has to be
-quoted.
+Both forms are accepted: `postgres://` URLs and `key=value` pairs. In pairs, spaces may surround `=`, values with spaces
+stand in single quotes, and a backslash escapes the next character. A single rule differs from lib/pq, which, like
+libpq, skips spaces after `=`, and so reads `password= dbname=postgres`, the default in goharvest's documentation, as
+the password `dbname=postgres`. Here, if a connection keyword and `=` follow such spaces, the value is empty: the
+example means no password and the database `postgres`. `user = bob` still means the user bob. A value that itself begins
+with a connection keyword and `=` has to be quoted.
 
-As in lib/pq, a name that is no connection keyword is a run-time parameter of the session (`search_path=billing`).
+As in lib/pq, a name that is not a connection keyword is a run-time parameter of the session (`search_path=billing`).
 """
 
 import difflib
@@ -28,7 +28,7 @@ from harvest_lib.errors import ConfigError
 
 _OF_LIBPQ = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
 _DROPPED = frozenset({"binary_parameters", "disable_prepared_binary_result"})
-"""Parameters of lib/pq for the way it sends queries; psycopg decides that by itself."""
+"""Parameters that control how lib/pq sends queries. They are ignored, because psycopg decides that itself."""
 _REFUSED = {
     "sslinline": "name files with `sslcert`, `sslkey` and `sslrootcert`: libpq reads certificates from files only",
     "krbspn": "set `krbsrvname`, from which libpq makes the principal",
@@ -44,8 +44,8 @@ _CHOICES = {
     "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     "load_balance_hosts": ("disable", "random"),
 }
-"""Values that libpq accepts, in its spelling. It checks them only when it connects, and reports a wrong value as a
-failed connection."""
+"""Values that libpq accepts, in libpq's spelling. libpq checks them only when it connects, and reports a wrong value as
+a failed connection, so they are checked here first."""
 
 _NAME = re.compile(r"(?P<name>[^\s=]+)\s*=(?P<spaces>\s*)")
 _QUOTED = re.compile(r"'(?P<value>(?:[^'\\]|\\.)*)'\s*", re.DOTALL)
@@ -57,9 +57,10 @@ _QUOTE_IT = "put a value with spaces in single quotes, with a backslash before e
 
 
 class DataSource:
-    """Connection parameters of Postgres. Their text form never shows a password; `conninfo()` does.
+    """Connection parameters of Postgres. `str` and `repr` never show a password; `conninfo()` does.
 
-    Connects for writing (`target_session_attrs=read-write`) and under the name `harvest`, unless configured otherwise.
+    Unless configured otherwise, connections require a writable server (`target_session_attrs=read-write`) and have the
+    application name `harvest`.
     """
 
     __slots__ = ("_parameters",)
@@ -69,10 +70,10 @@ class DataSource:
 
     @classmethod
     def parse(cls, text: str, *, lib_pq_defaults: bool = False) -> "DataSource":
-        """Read a data source.
+        """Parse a connection string.
 
-        `lib_pq_defaults` completes it as goharvest would: host localhost, port 5432, sslmode require (each unless the
-        environment variable that libpq has for it is set); without it, libpq completes missing parameters.
+        With `lib_pq_defaults`, missing parameters get goharvest's defaults: host localhost, port 5432, sslmode require,
+        each unless libpq's environment variable for it is set. Otherwise libpq completes missing parameters.
         Raises ConfigError.
         """
         is_url = re.match(r"postgres(ql)?://", text)
@@ -100,7 +101,7 @@ class DataSource:
         return source
 
     def conninfo(self) -> str:
-        """Return the connection string for `psycopg.connect`, password in clear."""
+        """Return the connection string for `psycopg.connect`, with the password in clear text."""
         return make_conninfo("", **self._parameters)
 
     def __str__(self) -> str:
@@ -148,7 +149,8 @@ class DataSource:
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
-    """Read pairs as lib/pq does. libpq's own parser knows no run-time parameters, and quotes the text in its errors."""
+    """Parse `key=value` pairs as lib/pq does. libpq's own parser is not used: it accepts no run-time parameters, and
+    its errors quote the text, password included."""
     pairs: dict[str, str] = {}
     position = len(text) - len(text.lstrip())
     while position < len(text):
@@ -176,10 +178,10 @@ def _parse_url(text: str) -> dict[str, str]:
     scheme, _, rest = base.partition("://")
     authority, slash, path = rest.partition("/")
     user, at, host = authority.rpartition("@")
-    # With a bare / or ? in a password, the rest of it would pass for a host, a database or a setting.
+    # If a password contains an unencoded / or ?, the rest of the password would be read as a host, database or setting.
     malformed = "@" in path or (not at and "@" in query)
     try:
-        # lib/pq takes a bare @ in a password literally; for libpq it would begin the host.
+        # lib/pq takes an unencoded @ in a password literally; in libpq the host would begin there.
         base = f"{scheme}://{user.replace('@', '%40')}{at}{host}{slash}{path}"
         parameters = {name: str(value) for name, value in conninfo_to_dict(base).items()}
         parameters |= dict(parse_qsl(query, strict_parsing=bool(query), errors="strict"))
@@ -218,7 +220,7 @@ _SUBJECT = "`dataSource` "
 
 
 def complaint(error: ConfigError) -> str:
-    """Return the complaint of `DataSource.parse`, without its subject."""
+    """Return the cause of an error of `DataSource.parse`, without the leading `dataSource`."""
     return error.cause.removeprefix(_SUBJECT)
 
 

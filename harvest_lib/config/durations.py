@@ -1,7 +1,7 @@
 """Durations as goharvest's files write them: `500ms`, `1m30s`, `1.5s`.
 
-Inside the library a duration is a float of seconds. A bare number is refused wherever text is read, because Go reads
-it as nanoseconds and a person means seconds; only `0` needs no unit.
+Inside the library a duration is a float of seconds. Text that is a number without a unit is refused, because Go reads
+it as nanoseconds and a person means seconds. Only `0` needs no unit.
 """
 
 import math
@@ -28,9 +28,9 @@ SPELLING = "write a number with its unit, for example `500ms`, `5s` or `1m30s`"
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration in Go's spelling and return seconds.
+    """Parse a duration in Go's spelling and return seconds.
 
-    Errors: ValueError with the problem, without the input.
+    Raises ValueError with the problem; its text does not repeat the input.
     """
     unsigned = text[1:] if text[:1] in {"+", "-"} else text
     if unsigned == "0":
@@ -48,7 +48,7 @@ def parse_duration(text: str) -> float:
 def to_seconds(value: object) -> float:
     """Return seconds from Go's spelling, a timedelta, or a number of seconds.
 
-    Errors: ValueError, as of `parse_duration`.
+    Raises ValueError, as `parse_duration` does.
     """
     match value:
         case bool():
@@ -64,7 +64,7 @@ def to_seconds(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds in Go's spelling; `parse_duration` reads it back (to the nanosecond)."""
+    """Format seconds in Go's spelling, rounded to the nanosecond; `parse_duration` is the inverse."""
     nanoseconds = round(Decimal(repr(seconds)) * 10**9)
     if nanoseconds == 0:
         return "0s"

@@ -1,6 +1,6 @@
 """Settings from environment variables.
 
-`HARVEST_` and the field's Python name in capitals; two underscores lead into `limits`:
+A variable is `HARVEST_` and the field's Python name in capitals. Two underscores address a field of `limits`:
 
     HARVEST_LEADER_GROUP_ID=billing
     HARVEST_LIMITS__MARK_QUERY_RECORDS=500
@@ -10,8 +10,8 @@
     HARVEST_BOOTSTRAP_SERVERS=kafka:9092             into the base Kafka config
     HARVEST_DATA_SOURCE=host=db dbname=shop          or HARVEST_DSN
 
-An empty variable counts as not set. Variables without a field are ignored: other programs and the command line have
-variables too. Only below `HARVEST_LIMITS__` an unknown name is an error.
+An empty variable counts as not set. A variable that names no field is ignored, because other programs and the command
+line use variables with this prefix too; but an unknown name after `HARVEST_LIMITS__` is an error.
 """
 
 import json
@@ -34,13 +34,14 @@ _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits", "columns")
 
 
 def environment_values(environ: Mapping[str, str], fields: Collection[str]) -> tuple[dict[str, Any], dict[Place, str]]:
-    """Return the values that variables give to fields, and the variable behind each path of field names.
+    """Return the values of fields that variables set, and the variable's name for each path of field names.
 
-    Raises ConfigError for text that is not JSON where JSON is asked for, and for two variables that contradict.
+    Raises ConfigError for text that is not a JSON object where that is required, and if HARVEST_DATA_SOURCE and
+    HARVEST_DSN differ.
     """
     values: dict[str, Any] = {}
     variables: dict[Place, str] = {}
-    for variable, text in sorted(environ.items()):  # a mapping comes before its entries, which go over it
+    for variable, text in sorted(environ.items()):  # a mapping sorts before its entries, so the entries override it
         path = _path(variable, fields)
         if not path or not text:
             continue
@@ -64,7 +65,7 @@ def environment_values(environ: Mapping[str, str], fields: Collection[str]) -> t
 
 
 def _path(variable: str, fields: Collection[str]) -> Place:
-    """Return the path of field names that a variable gives a value to; empty if there is none."""
+    """Return the path of the field that a variable sets; empty if the variable names no field."""
     if variable.startswith(_LIMITS_PREFIX):
         return ("limits", variable.removeprefix(_LIMITS_PREFIX).lower())
     field = variable.removeprefix(PREFIX).lower()
@@ -73,7 +74,7 @@ def _path(variable: str, fields: Collection[str]) -> Place:
 
 
 def _plain(field: str, text: str) -> object:
-    """Read a number as seconds if the variable's name ends in seconds; the model reads every other value."""
+    """Convert a bare number to seconds if the field's name ends in `_seconds`; leave other text to the model."""
     if field.endswith("_seconds"):
         try:
             return float(text)
@@ -86,7 +87,7 @@ def _json_mapping(field: str, text: str, variable: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # JSONDecodeError, and a number of more digits than Python reads
-        value = None  # its error carries the text
+        value = None  # the error is raised below, because this exception contains the text
     if not isinstance(value, dict):
         raise ConfigError(
             f"{variable} is not a JSON object",

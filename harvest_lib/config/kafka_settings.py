@@ -1,7 +1,7 @@
-"""Raw librdkafka settings: passed through unchanged, except settings on which a promise rests.
+"""Raw librdkafka settings: passed through unchanged, except settings that a promise of the harvester depends on.
 
-Reading a value (`settings["sasl.password"]`) gives it in clear, as a client needs it. Every printed form (`repr`,
-`str`, `redacted()`, a model's dump) hides values that are or may be secret.
+`settings["sasl.password"]` returns the value in clear text, as a client needs it. Every printed form (`repr`, `str`,
+`redacted()`, a model's dump) hides values that are or may be secret.
 """
 
 import re
@@ -20,7 +20,7 @@ DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka'
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 BATCH_BYTES = "batch.size"  # producers compare it with the topics' limits
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
-"""Settings that a checked field replaces; clients get the field's value."""
+"""Settings that a field of the configuration replaces: clients get the checked value of the field."""
 
 _SECRET_WORDS = re.compile(r"password|passphrase|secret|token|private|credential|key\.pem|ssl_key", re.IGNORECASE)
 _SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.kerberos.kinit.cmd"})
@@ -30,7 +30,8 @@ _ALIASES = {"metadata.broker.list": "bootstrap.servers", "max.in.flight": IN_FLI
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A promise that rests on a setting, which keeps one of the `allowed` values; with none it is not to be set."""
+    """A promise that depends on a setting. The setting may only have an `allowed` value; without allowed values it must
+    not be set at all."""
 
     promise: str
     allowed: frozenset[str] = frozenset()
@@ -102,12 +103,12 @@ _OTHER_NAMES = {
     "on_delivery": "dr_cb",
 }
 _OF_TOPICS = "topic."
-"""librdkafka takes a setting of topics with and without it."""
+"""Optional prefix of librdkafka's topic settings."""
 _BEYOND_LIBRDKAFKA = 2**63
 
 
 class KafkaSettings(Mapping[str, object]):
-    """Settings of librdkafka by its own names. Values are text, numbers, truth values or, from Python, callables."""
+    """Settings of librdkafka by librdkafka's names. Values are text, numbers, booleans or, from Python, callables."""
 
     __slots__ = ("_settings",)
 
@@ -130,11 +131,11 @@ class KafkaSettings(Mapping[str, object]):
         return f"{type(self).__name__}({self.redacted()!r})"
 
     def redacted(self) -> dict[str, object]:
-        """Return the settings with every value hidden that is or may be a secret."""
+        """Return the settings; each value that is or may be a secret is hidden."""
         return {name: _shown(name, value) for name, value in self._settings.items()}
 
     def milliseconds(self, name: str) -> float | None:
-        """Return a setting given in milliseconds as seconds, or None if it is not set."""
+        """Return a setting that is given in milliseconds, converted to seconds; None if it is not set."""
         value = self._settings.get(name)
         return None if value is None else int(str(value)) / 1000
 
@@ -154,12 +155,12 @@ class KafkaSettings(Mapping[str, object]):
 
 
 def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
-    """Return settings with a single name where librdkafka has two for a setting that is read and merged here."""
+    """Return settings under their main names. Only aliases of settings that are read or merged here are replaced."""
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a setting's value has to be hidden by its name alone."""
+    """Return True if the name of a setting alone shows that its value is secret."""
     return name in _SECRET_NAMES or _SECRET_WORDS.search(name) is not None
 
 

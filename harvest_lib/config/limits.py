@@ -1,4 +1,4 @@
-"""goharvest's limits of durations, counts and rates. Checked individually and against each other."""
+"""goharvest's limits: durations, counts and rates. Each is checked, and their combination too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
@@ -14,7 +14,8 @@ from harvest_lib.config.spelling import goharvest_name
 _SHORTEST_SECONDS = 0.001
 
 _WITHOUT_EFFECT = ("send_concurrency", "send_buffer")
-"""Limits of goharvest that nothing here reads: each shard has a single producer, which has the only queue."""
+"""Limits of goharvest that have no effect here: each shard has a single producer, and the only queue is the
+producer's."""
 
 
 def _seconds(value: object) -> float:
@@ -31,59 +32,59 @@ def _no_truth_value(value: object) -> object:
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
-"""Seconds; also understands a timedelta and Go's spelling, `1m30s`."""
+"""A number of seconds; a timedelta and Go's spelling (`1m30s`) are accepted too."""
 Count = Annotated[int, BeforeValidator(_no_truth_value)]
 
 
 class Limits(Settings):
     """Limits of the harvest.
 
-    In a file a duration carries its unit (`pollDuration: 1ms`); in Python it is seconds, a timedelta, or that text.
-    Raises ConfigError with everything that is wrong.
+    In a file a duration has a unit (`pollDuration: 1ms`). In Python it is a number of seconds, a timedelta, or text
+    with a unit. Raises ConfigError with all problems.
     """
 
     io_error_backoff_seconds: Seconds = Field(default=0.5, ge=0)
     """`ioErrorBackoff`: pause after an I/O error before the next attempt. Default 500ms."""
     poll_duration_seconds: Seconds = Field(default=0.001, ge=_SHORTEST_SECONDS)
-    """`pollDuration`: longest wait of a poll of the leader topic. Default 1ms."""
+    """`pollDuration`: maximum wait of a single poll of the leader topic. Default 1ms."""
     min_poll_interval_seconds: Seconds = Field(default=0.1, ge=_SHORTEST_SECONDS)
-    """`minPollInterval`: the leader topic is polled no more often than this. Default 100ms."""
+    """`minPollInterval`: minimum time between two polls of the leader topic. Default 100ms."""
     heartbeat_timeout_seconds: Seconds = Field(default=5.0, ge=_SHORTEST_SECONDS)
-    """`heartbeatTimeout`, also `receiveDeadline`: a leader that has not received its own heartbeat for this time fences
-    itself. Default 5s."""
+    """`heartbeatTimeout`, also `receiveDeadline`: a leader that receives none of its own heartbeats for this time
+    fences itself. Default 5s."""
     max_poll_interval_seconds: Seconds = Field(
         default_factory=lambda checked: checked["heartbeat_timeout_seconds"] / 2, ge=_SHORTEST_SECONDS
     )
-    """`maxPollInterval`: bounds the default of `drainInterval`, and nothing else: the election has a thread of its own.
-    Default half of `heartbeatTimeout`."""
+    """`maxPollInterval`: an upper bound of the default of `drainInterval`. It has no other effect, because the election
+    has a thread of its own. Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: bounds the default of `drainInterval`, and nothing else: no marked record waits for a turn.
-    Default 30s."""
+    """`queueTimeout`: an upper bound of the default of `drainInterval`. It has no other effect, because marked records
+    do not queue for a sender. Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
     )
-    """`drainInterval`: longest wait for a batch that was sent, at a stop or once the term is revoked.
-    Default the lesser of `maxPollInterval` and `queueTimeout`."""
+    """`drainInterval`: maximum wait for acknowledgements of a sent batch when the harvester stops or its term is
+    revoked. Default: the smaller of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
-    """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
+    """`markBackoff`: pause after a statement that marked no record. Default 10ms."""
     max_in_flight_records: Count | None = Field(default=None, ge=1)
-    """`maxInFlightRecords`: no more records are sent and not acknowledged at a time, by this process. Each shard has an
-    equal part. Default: none, and batches have bounds of their own."""
+    """`maxInFlightRecords`: maximum number of records of this process that are sent and not yet acknowledged, divided
+    equally among its shards. Default: no such limit; the size of batches is bounded in any case."""
     send_concurrency: Count = Field(default=8, ge=1)
     """`sendConcurrency`: without effect. Default 8."""
     send_buffer: Count = Field(default=10, ge=0)
     """`sendBuffer`: without effect. Default 10."""
     mark_query_records: Count | None = Field(default=None, ge=1)
-    """`markQueryRecords`: a statement marks no more rows, or reads no more where nothing is marked. Default: none, and
-    a page has up to 2,000."""
+    """`markQueryRecords`: maximum number of rows that a statement marks, or reads if the source does not mark. Default:
+    no such limit; a page has up to 2,000 rows."""
     min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
-    """`minMetricsInterval`: MeterRead is emitted no more often than this. Default 5s."""
+    """`minMetricsInterval`: minimum time between two MeterRead events. Default 5s."""
 
     @classmethod
     def checked(cls, values: object) -> object:
-        """Make limits inside another model's validator: pydantic's own error, which that model merges with its errors.
-        A value that is no mapping is returned unchanged."""
+        """Construct Limits inside another model's validator. Problems raise pydantic's ValidationError instead of
+        ConfigError, so that the other model merges them with its own. A value that is no mapping is returned as is."""
         if not isinstance(values, Mapping):
             return values
         limits = cls.__new__(cls)
@@ -92,7 +93,7 @@ class Limits(Settings):
 
     @property
     def without_effect(self) -> list[str]:
-        """Return the limits that were set and that nothing reads, in goharvest's spelling."""
+        """Return the limits, in goharvest's spelling, that were set but have no effect."""
         return [goharvest_name(name) for name in _WITHOUT_EFFECT if name in self.model_fields_set]
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """The configuration of a harvester: goharvest's fields, and a few more.
 
-A value comes from, in falling precedence: a Python argument, an environment variable
+Sources of a value, highest precedence first: a Python argument, an environment variable
 (`harvest_lib.config.environment`), a file (`harvest_lib.config.yaml_file`), the default. The two Kafka mappings and the
-limits are merged entry by entry, the rest is replaced.
+limits are merged entry by entry. Any other field is replaced as a whole.
 """
 
 import math
@@ -46,8 +46,8 @@ def _default_leader_topic(checked: Mapping[str, Any]) -> str:
 
 
 def default_checkpoint_topic(group: str, subscription: str) -> str:
-    """Return the name of a subscription's checkpoint topic unless one is configured. Names with dots may lead to the
-    same topic."""
+    """Return the default name of a subscription's checkpoint topic. Two pairs of group and subscription may have the
+    same name, if the group or the subscription contains dots."""
     return f"{group}.{subscription}.checkpoint" if group else ""
 
 
@@ -62,8 +62,8 @@ def _default_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContents:
-    """Contents of a configuration file: values by the names of fields, the line of each path, and problems that were
-    found before any check."""
+    """Contents of a configuration file: values by field name, the line of each path, and the problems that were found
+    while the file was read."""
 
     path: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -74,8 +74,7 @@ class FileContents:
 class HarvestConfig(Settings):
     """Configuration of a harvester. Both spellings of a field are accepted, Python's and goharvest's.
 
-    No printed form of it shows a secret: `repr`, `str`, `model_dump`, `redacted()`, errors. Raises ConfigError with
-    everything that is wrong.
+    No secret appears in `repr`, `str`, `model_dump`, `redacted()` or errors. Raises ConfigError with all problems.
     """
 
     base_kafka_config: KafkaSettings = Field(
@@ -89,62 +88,65 @@ class HarvestConfig(Settings):
     single process. `auto` is `postgres` if the table is only read, in a single shard, and the delivery fences a former
     leader (`transactional`, `sequenced`), else `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
-    """Reading of records: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
-    native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
+    """How records are read: `mark` marks and purges them; `snapshot` and `transaction_id` only read them, and need the
+    native table or `columns`. `auto` is `mark` for a table in goharvest's layout, else `snapshot`. Default auto."""
     delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
-    """Duplicates of a key's records after a failure: `barrier`, the last record may repeat; `pipelined`, a run of them
-    may; `transactional`, nothing repeats for readers of committed records, with Kafka's transactions; `sequenced`,
-    nothing repeats for readers with `harvest_lib.consume`, without Kafka's transactions. `auto` is `barrier` if the
-    source marks, else `transactional`. Default auto."""
+    """How records are sent, which decides the duplicates of a key's records after a failure. `barrier`: the last record
+    may repeat. `pipelined`: several consecutive records may repeat. `transactional`: none, for readers of committed
+    records; it uses Kafka's transactions. `sequenced`: none, for readers with `harvest_lib.consume`; it uses no
+    transactions of Kafka. `auto` is `barrier` if the source marks, else `transactional`. Default auto."""
     subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
-    """The name under which `snapshot` and `transaction_id` remember where they are; an outbox may have many.
+    """Name under which `snapshot` and `transaction_id` store their position; an outbox may have many subscriptions.
     Default `default`."""
     start_from: Literal["beginning", "now"] = "beginning"
-    """`startFrom`: where a subscription begins that is new. Default beginning."""
+    """`startFrom`: the position at which a new subscription begins. Default beginning."""
     parking: Policy = "hold_key"
-    """Handling of a record that can never be sent: `hold_key` parks it, and later records of its key in that
-    topic behind it; `skip` parks it alone; `stop` ends the harvester. Default hold_key."""
+    """Handling of a record that can never be sent: `hold_key` parks it, and holds later records of the same key and
+    topic behind it; `skip` parks only the record itself; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""
-    """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
+    """`leaderGroupID`: the consumer group in which the pool elects its leader. Required, except for
+    `leadership: solo`."""
     leader_topic: str = Field(default_factory=_default_leader_topic)
-    """`leaderTopic`: the topic with a partition for each shard, which its leader owns. Default
-    `<leaderGroupID>.neli`."""
+    """`leaderTopic`: the topic of the election. It has a partition for each shard; the owner of the partition leads the
+    shard. Default `<leaderGroupID>.neli`."""
     checkpoint_topic: str = Field(default_factory=_default_checkpoint_topic)
-    """`checkpointTopic`: the compacted topic that `transactional` keeps its checkpoints in, and the beginning of its
-    transactional ids. Default `<leaderGroupID>.<subscription>.checkpoint`."""
+    """`checkpointTopic`: the compacted topic in which `transactional` stores its checkpoints. The topic's name is also
+    the prefix of the transactional ids. Default `<leaderGroupID>.<subscription>.checkpoint`."""
     data_source: DataSource = Field(default_factory=lambda: DataSource.parse(_DEFAULT_DATA_SOURCE))
-    """`dataSource`: where Postgres is. Default: user postgres, database postgres, on localhost:5432, without TLS."""
+    """`dataSource`: the connection string of Postgres. Default: user postgres, database postgres, on localhost:5432,
+    without TLS."""
     outbox_table: str = "outbox"
-    """`outboxTable`: `table` or `schema.table`, exactly as the catalogue has it. Default `outbox`."""
+    """`outboxTable`: `table` or `schema.table`, spelled exactly as in Postgres' catalogue. Default `outbox`."""
     keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
-    """`keepSegments`: how long a segment of the native table stays after it was closed and every subscription has
-    passed it; until then a subscription may be rewound to it. Default 24h."""
+    """`keepSegments`: how long a segment of the native table is retained after it was closed, if every subscription has
+    passed it. A subscription can be rewound to retained segments. Default 24h."""
     max_segment_age_seconds: Seconds = Field(default=86_400.0, ge=0)
-    """`maxSegmentAge`: how old the first record of the segment that is written may get before the next segment begins,
-    so that `keepSegments` reaches tables with few records too. 0: a segment ends with its ids only. Default 24h."""
+    """`maxSegmentAge`: maximum age of the first record of the current segment; then the next segment begins, so that
+    `keepSegments` takes effect on tables with few records too. 0: only used-up ids end a segment. Default 24h."""
     database_limit_bytes: Count | None = Field(default=None, ge=1)
-    """`databaseLimitBytes`: size limit of the database of the outbox, in bytes: the room on its disk. Writes are not
-    refused beyond it; it is reported, so that an alert can predict when it is reached. Default: none, and no alert."""
+    """`databaseLimitBytes`: size limit of the outbox's database, in bytes: the space on its disk. Writes beyond the
+    limit are not refused. The limit is a metric, so that an alert can predict a full disk. Default: none, no alert."""
     columns: ColumnMapping | None = None
-    """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: the native
-    names."""
+    """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: the table has the
+    native or goharvest's layout."""
     shards: Count = Field(default=1, ge=1, le=1000)
     """Number of shards over which keys are hashed, each with its own leader. All processes of a pool need the same
     number. Default 1."""
     limits: Annotated[Limits, BeforeValidator(Limits.checked)] = Field(default_factory=Limits)
-    """Times and numbers: see `Limits`."""
+    """Durations, counts and rates: see `Limits`."""
     name: str = Field(default_factory=_default_name, min_length=1)
     """Name of this process in logs. Default: host, process id and start time."""
     create_leader_topic: bool = True
-    """`createLeaderTopic`: make the leader topic, with a partition for each shard, if it is missing. Default true."""
+    """`createLeaderTopic`: create the leader topic, with a partition for each shard, if it is missing. Default true."""
     record_header: bool = True
-    """`recordHeader`: put the header `harvest` on each record (outbox id, term), which audits rely on. Default true."""
+    """`recordHeader`: add the header `harvest` (outbox id, term) to each record; audits need it. Default true."""
     session_timeout_seconds: Seconds = Field(default_factory=_default_session_timeout, ge=0.001, le=3600)
-    """`sessionTimeout`: Kafka elects another leader after this time without a sign of the leader's process; more than
-    `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
+    """`sessionTimeout`: Kafka elects another leader if it receives nothing from the leader's process for this time.
+    Must be more than `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
 
     def __init__(self, _file: FileContents | None = None, *, _file_first: bool = False, **arguments: Any) -> None:
-        """Read Python arguments over the environment, that over a file; with `_file_first` the file over it."""
+        """Merge Python arguments, the environment and a file. Arguments override both. The environment overrides the
+        file, or the file overrides the environment with `_file_first`."""
         file = _file or FileContents()
         environment, variables = environment_values(os.environ, type(self).model_fields)
         if _file_first:
@@ -161,12 +163,11 @@ class HarvestConfig(Settings):
 
     @property
     def delivery_timeout_seconds(self) -> float:
-        """Longest time that a record may wait in a producer's queue and be retried, before it is reported failed.
+        """Maximum time that a record may wait in a producer's queue, retries included, before it is reported as failed.
 
-        `delivery.timeout.ms` of the Kafka settings, by default the heartbeat timeout; but at most the session timeout
-        less a second, or half of it if that is more. A leader that was frozen must find its queue expired when it
-        thaws: after the session timeout a successor may be at work, and records that the old leader then sent would
-        come out of order.
+        It is `delivery.timeout.ms` of the Kafka settings, by default the heartbeat timeout, but at most
+        `expiry_seconds`. A leader that was frozen must find its queue expired when it resumes: after the session
+        timeout a successor may be sending, and records that the old leader sent then would arrive out of order.
         """
         wanted = self.limits.heartbeat_timeout_seconds
         for settings in (self.base_kafka_config, self.producer_kafka_config):
@@ -178,8 +179,8 @@ class HarvestConfig(Settings):
 
     @property
     def expiry_seconds(self) -> float:
-        """Return how long a record may be in a producer's queue at most: less than the session timeout, after which a
-        successor may be at work."""
+        """Return the maximum time of a record in a producer's queue: the session timeout less a second, or half of the
+        session timeout if that is more. After the session timeout a successor may be sending."""
         return max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
 
     @property
@@ -189,13 +190,14 @@ class HarvestConfig(Settings):
 
     @property
     def mode(self) -> ReadingMode:
-        """Return the effects of these settings on the tables. Raises ValueError while the table decides `source`."""
+        """Return the effects of these settings on the tables. Raises ValueError if `source` is `auto` and the table has
+        to decide it."""
         mapped, stops = self.columns is not None, self.parking == "stop"
         return ReadingMode.of(self.source, self.delivery, is_mapped=mapped, stops=stops)
 
     def is_own_topic(self, topic: str) -> bool:
-        """Return True for the topic of the election and for topics of checkpoints, of this subscription and of other
-        subscriptions of the group, whatever their delivery."""
+        """Return True for the leader topic, and for the checkpoint topic of any subscription of the group, whatever
+        delivery the subscription has."""
         if topic == self.checkpoint_topic or (self.leadership in {"auto", "neli"} and topic == self.leader_topic):
             return True
         group, ending = self.leader_group_id, ".checkpoint"
@@ -203,15 +205,15 @@ class HarvestConfig(Settings):
         return bool(group and subscription) and topic == f"{group}.{subscription}{ending}"
 
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
-        """Return the raw Kafka settings of a client, secrets in clear.
+        """Return the raw Kafka settings of a client, with secrets in clear text.
 
-        Without the timeouts that `session_timeout_seconds` and `delivery_timeout_seconds` replace.
+        The timeouts that `session_timeout_seconds` and `delivery_timeout_seconds` replace are left out.
         """
         merged = {**self.base_kafka_config, **(self.producer_kafka_config if for_producer else {})}
         return {name: value for name, value in merged.items() if name not in TRANSLATED}
 
     def redacted(self) -> dict[str, object]:
-        """Return everything in goharvest's spelling, for display, with secrets hidden."""
+        """Return all settings in goharvest's spelling, for display, with secrets hidden."""
         shown: dict[str, object] = self.model_dump(by_alias=True)
         return shown | _durations(self) | {"limits": self.limits.model_dump(by_alias=True) | _durations(self.limits)}
 
@@ -275,7 +277,7 @@ def _durations(settings: Settings) -> dict[str, str]:
 
 
 def _named(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return values by the names of fields, nested fields included, and the problems of misspelled names."""
+    """Return values by field name, nested fields included, and a problem for each unknown name."""
     elsewhere = {alias: f"limits.{alias}" for name in Limits.model_fields for alias in (name, goharvest_name(name))}
     renamed, problems = to_field_names(HarvestConfig, values, elsewhere=elsewhere)
     for name in ("base_kafka_config", "producer_kafka_config"):

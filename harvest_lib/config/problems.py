@@ -1,5 +1,7 @@
-"""Problems of a configuration: all of them together, each with its place, and never with its value.  Values may be
-secrets, so no problem repeats a value: it names the field, the rule, and the remedy.
+"""Problems of a configuration, all reported together.
+
+Values may be secrets, so no problem repeats a value. A problem names the field, the rule, the remedy, and the origin of
+the value: the file and line, or the environment variable.
 """
 
 import difflib
@@ -19,7 +21,7 @@ Place = tuple[str, ...]
 
 _OURS = "harvest"
 _WITH_NAMES_OF_OTHERS = ("base_kafka_config", "producer_kafka_config", "columns")
-"""Keys in these mappings have a single spelling: Kafka's, or the name of a record's part."""
+"""Mappings with keys of a single spelling: Kafka's names, or the names of a record's parts."""
 
 _RANGES = {
     "greater_than_equal": ("at least", "ge"),
@@ -39,9 +41,9 @@ _LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type", "sequence_st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong. `path` is made of field names, from the top.
+    """One invalid setting. `path` is made of field names, from the top of the configuration.
 
-    `line` and `written`, the field as the file has it, are given where the path does not lead to them.
+    `line`, and `written` (the field as spelled in the file), are set if the path alone does not determine them.
     """
 
     path: Place
@@ -51,7 +53,7 @@ class Problem:
     written: str = ""
 
     def under(self, *prefix: str) -> "Problem":
-        """The same problem seen from further up."""
+        """Return the same problem with its path below `prefix`."""
         return replace(self, path=(*prefix, *self.path))
 
 
@@ -65,7 +67,7 @@ class Origins:
     arguments: AbstractSet[Place] = frozenset()
 
     def place(self, path: Place) -> tuple[str, int | None]:
-        """Return the source and the line of a path, or of the nearest enclosing path with a line."""
+        """Return the source and the line of a path, or of the nearest enclosing path with a known source."""
         for length in range(len(path), 0, -1):
             prefix = path[:length]
             if prefix in self.arguments:
@@ -78,7 +80,7 @@ class Origins:
 
 
 def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
-    """Put problems into a single error, in the order of their lines; its attributes come from the first problem."""
+    """Return a single error for all problems, ordered by line. Its attributes are those of the first problem."""
     errors = [_error(each, origins) for each in problems]
     errors.sort(key=lambda each: (each.line is None, each.line or 0))
     first = errors[0]
@@ -93,7 +95,7 @@ def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
 
 
 def _error(problem: Problem, origins: Origins) -> ConfigError:
-    """Report a problem, with the field in the source's spelling."""
+    """Return the error for a problem. The field is spelled as in the source of the value."""
     at = (origins.file, problem.line)
     source, line = at if problem.line is not None else origins.place(problem.path)
     path = problem.path
@@ -112,7 +114,7 @@ def _prefix(error: ConfigError) -> str:
 
 
 def unsendable(text: str) -> str:
-    """Return the reason why a text can be sent neither to Postgres nor to Kafka; empty if it can."""
+    """Return the reason why neither Postgres nor Kafka accepts a text; empty if both accept it."""
     if "\0" in text:
         return "has a NUL character in it"
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -121,7 +123,8 @@ def unsendable(text: str) -> str:
 
 
 def unknown(key: str, known: Iterable[str], *, elsewhere: Mapping[str, str] | None = None) -> Problem:
-    """Report an unknown key, with the nearest known key. `elsewhere` maps a key to its right place."""
+    """Return the problem of an unknown key, with the nearest known key. `elsewhere` maps a misplaced key to the setting
+    that is meant."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(key.lower(), by_lower, n=1)
     if elsewhere and key in elsewhere:
@@ -134,7 +137,7 @@ def unknown(key: str, known: Iterable[str], *, elsewhere: Mapping[str, str] | No
 
 
 def custom_error(message: str, remedy: str) -> PydanticCustomError:
-    """Return the error that a pydantic validator raises to report this text."""
+    """Return an error with this text, for a pydantic validator to raise."""
     return PydanticCustomError(_OURS, "{message}", {"message": message, "remedy": remedy})
 
 
@@ -148,7 +151,7 @@ def raise_in_validator(title: str, problems: Iterable[Problem]) -> None:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """Return the problems of a pydantic error, reworded and without the inputs it carries."""
+    """Return the problems of a pydantic error, reworded, without the input values that the error contains."""
     found = []
     for each in error.errors(include_url=False, include_input=False):
         path = tuple(str(part) for part in each["loc"])

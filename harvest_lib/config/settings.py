@@ -1,4 +1,5 @@
-"""Base of the models of settings: both spellings of a field, a single error for all problems, no change, no secrets."""
+"""Base class of the models of settings. It accepts both spellings of a field, reports all problems in a single error,
+is immutable, and hides secrets."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ _MERGED = ("base_kafka_config", "producer_kafka_config", "limits")
 
 
 class Settings(BaseModel):
-    """Settings that are checked whole. Raises ConfigError with everything that is wrong, and never with a value."""
+    """Settings that are checked as a whole. Raises ConfigError with all problems; the error never contains a value."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -26,27 +27,28 @@ class Settings(BaseModel):
         self._check(given, problems, Origins())
 
     def _check(self, values: Mapping[str, Any], problems: Iterable[Problem], origins: Origins) -> None:
-        """Take values by the names of fields, unless there are problems, earlier problems included."""
+        """Set the fields from `values`, by field name. Raises ConfigError if a value is invalid or `problems` are
+        given."""
         found = list(problems)
         try:
             super().__init__(**values)
         except ValidationError as error:
             found += problems_of(error)
-        if found:  # outside the handler: pydantic's error carries values, and is no context of this error
+        if found:  # outside the handler: pydantic's error contains values, and must not become this error's context
             raise config_error(found, origins)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse; pydantic's own refusal would show the value."""
+        """Refuse the change; pydantic's own error would show the value."""
         raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
 
 
 def to_field_names(
     model: type[BaseModel], values: Mapping[Any, Any], *, elsewhere: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Rename the keys of Python values to field names; both spellings are understood, and None means the default.
+    """Rename keys in either spelling to field names. A value None is left out, so that the field has its default.
 
-    Keys that no field has, and fields given twice, are left out and returned as problems. `elsewhere` maps a key to
-    the place where it would be right.
+    Unknown keys, and fields that are given twice, are left out and returned as problems. `elsewhere` maps a misplaced
+    key to the setting that is meant.
     """
     spellings = goharvest_names(model) | {name: name for name in model.model_fields}
     renamed: dict[str, Any] = {}
@@ -65,7 +67,8 @@ def to_field_names(
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put values by the names of fields over each other, the last on top: `_MERGED` by entries, the rest whole."""
+    """Merge layers of values by field name. A later layer overrides an earlier one: fields in `_MERGED` entry by entry,
+    any other field as a whole."""
     found: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -78,7 +81,7 @@ def merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def paths(values: Mapping[str, Any]) -> set[Place]:
-    """Return the paths of all given values, with a path for each entry of a mapping."""
+    """Return the paths of all values; a mapping has a path for each of its entries."""
     found: set[Place] = set()
     for name, value in values.items():
         found |= {(name, str(key)) for key in value} if isinstance(value, Mapping) else {(name,)}

@@ -1,7 +1,7 @@
 """The two spellings of a setting, Python's and goharvest's.
 
-`limits.mark_query_records` is `limits.markQueryRecords` in a file; a duration's field ends in `_seconds`, which its
-name in a file lacks because the value there carries its unit.
+`limits.mark_query_records` is `limits.markQueryRecords` in a file. The field of a duration ends in `_seconds`; its name
+in a file does not, because the value there has a unit.
 """
 
 from pydantic import BaseModel
@@ -21,6 +21,6 @@ def goharvest_name(field_name: str) -> str:
 
 
 def goharvest_names(model: type[BaseModel]) -> dict[str, str]:
-    """Map every spelling a file may use to the field it means."""
+    """Return the field's name for every spelling that a file may use."""
     names = {goharvest_name(name): name for name in model.model_fields}
     return names | {also: name for also, name in _ALSO.items() if name in model.model_fields}

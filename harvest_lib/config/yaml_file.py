@@ -1,7 +1,7 @@
-"""Configuration files: goharvest's `reaper.yaml`, or its `harvest:` part alone.
+"""Configuration files: goharvest's `reaper.yaml`, or only the contents of its `harvest:` section.
 
 Promises
-- A file that goharvest's reaper reads is read here with the same meaning; where that is not possible it is refused.
+- A file that goharvest's reaper accepts has the same meaning here. If that is not possible, the file is refused.
 - Every error names the file, the line and the field, never a value; all problems of a file are reported together.
 """
 
@@ -25,27 +25,27 @@ from harvest_lib.errors import ConfigError
 from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
 _NAMES = {(): goharvest_names(HarvestConfig), ("limits",): goharvest_names(Limits)}
-"""Fields by their names in a file, at the paths that have them."""
+"""For each path of a mapping of fields: the field's name by its spelling in a file."""
 _KAFKA = ("base_kafka_config", "producer_kafka_config")
 _MAPPINGS = {*_NAMES, *((name,) for name in _KAFKA)}
 _NAMES_IN_KAFKA = {"client.id", "client.rack", "sasl.username"}
 _TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
 _DEFAULT_IF_EMPTY = ("leader_topic", "data_source", "outbox_table", "name")
-"""Texts that have a default, which goharvest takes for an empty text too."""
+"""Text fields whose default also replaces an empty text, as in goharvest."""
 _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "timestamp", "value", "merge")}
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaperFile:
-    """Content of goharvest's `reaper.yaml`. `logging_level` is a level of Python's logging, in small letters."""
+    """Contents of goharvest's `reaper.yaml`. `logging_level` is a level of Python's logging, in lower case."""
 
     harvest: HarvestConfig
     logging_level: str = "info"
 
 
 def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments: Any) -> ReaperFile:
-    """Read a file; environment variables override it, and `arguments` (fields of HarvestConfig) override both.
+    """Load a file. Environment variables override the file, and `arguments` (fields of HarvestConfig) override both.
 
     With `file_first` the file overrides the environment: a process may have several files, but a single environment.
 
@@ -59,12 +59,12 @@ def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments:
 
 
 class _Reader(YamlReader):
-    """Reads the harvest's values by the names of their fields. Fields are spelled as goharvest spells them."""
+    """Reads the settings of a harvester from goharvest's spelling into values by field name."""
 
     logging_level = "info"
 
     def harvest(self) -> Mapping[str, Any]:
-        """Return the file's settings of the harvest, and keep its settings of logging."""
+        """Return the file's settings of the harvester, and store the level of its `logging:` section."""
         top = self.entries(self.root, ())
         if not {"harvest", "logging"} & top.keys():
             return self.mapping(top, ())
@@ -94,18 +94,19 @@ class _Reader(YamlReader):
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        """Read a mapping if the model has a mapping there. Other values with parts fit the type of no field."""
+        """Read a mapping where the model has a mapping. Any other list or mapping becomes `()`, which no field accepts,
+        so the model reports it."""
         self.lines[path] = line_of(node)
         if path in _MAPPINGS:
             return super().value(node, path) if self.is_mapping(node, path) else ...
         if isinstance(node, yaml.ScalarNode) or (path == ("columns",) and isinstance(node, yaml.MappingNode)):
             return super().value(node, path)
-        if path[0] == "columns" and len(path) > 1:  # taken as it is; the model checks it
+        if path[0] == "columns" and len(path) > 1:  # read unchanged; the model checks it
             return self.construct(node, path, remedy="write an entry a line, its texts in quotes")
         return ()
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of fields by their names; other mappings keep the keys of the file."""
+        """Return the values of a mapping: by field name if its keys are fields, else by the keys of the file."""
         if path in _NAMES:
             entries = self._by_field(entries, path)
         return super().mapping(entries, path)
@@ -128,7 +129,8 @@ class _Reader(YamlReader):
         return found
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Read text where goharvest has text, whatever YAML takes it for, and durations with their unit alone."""
+        """Read the value of a scalar node. Where goharvest has text the result is text, even if YAML would make a
+        number of it. A duration without a unit is a problem."""
         field, name = path[0], path[-1]
         in_kafka = field in _KAFKA
         if node.tag == NULL:
@@ -137,7 +139,7 @@ class _Reader(YamlReader):
             return ...
         if field == "data_source" and node.tag in _SCALARS:
             return self._data_source(node)
-        # A password of digits is the digits, not the number (0123 would become 83).
+        # A password of digits has to stay text: as a number, 0123 would become 83.
         as_text = field in _TEXTS or (in_kafka and (is_secret(name) or name in _NAMES_IN_KAFKA))
         if as_text and node.tag in _SCALARS:
             return node.value

@@ -1,6 +1,6 @@
-"""A YAML file as values, with the line of each, and all that is wrong with it before anything is checked.
+"""Reads a YAML file into values, with the line of each value, and collects all problems of its syntax.
 
-Errors name the place, and never quote the file.
+Errors name the field and the line, and never quote the file.
 """
 
 import copy
@@ -18,14 +18,15 @@ INT = "tag:yaml.org,2002:int"
 _STR = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 _NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors of yaml for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
+"""Errors of yaml for text that does not match its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or is nested too
+deeply."""
 
 
 class YamlReader:
-    """Reader of a file. A path consists of keys, and of numbers, from 0, in a list.
+    """Reader of a YAML file. The path of a value consists of mapping keys and of list indexes from 0.
 
-    `needed` names the minimum that a file has to hold. Raises ConfigError for a file that is no YAML, or no mapping.
-    A subclass defines how scalars are read, and the meaning of a mapping's keys.
+    `needed` names the minimum contents, for the error of an empty file. Raises ConfigError if the file is not YAML or
+    not a mapping. A subclass defines how scalars are read, and the meaning of a mapping's keys.
     """
 
     def __init__(self, path: Path, *, needed: str) -> None:
@@ -35,7 +36,7 @@ class YamlReader:
         self.problems: list[Problem] = []
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node with all that is in it, and keep the lines; `...` for a node without a value."""
+        """Return the value of a node and of all nodes below it, and store their lines. `...` if it has no value."""
         self.lines[path] = line_of(node)
         if isinstance(node, yaml.MappingNode):
             return self.mapping(self.entries(node, path), path)
@@ -44,27 +45,28 @@ class YamlReader:
         return self.scalar(node, path)
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of the entries of a mapping, without entries that have no value."""
+        """Return the values of a mapping's entries. Entries without a value are left out."""
         values = {name: self.value(node, (*path, name)) for name, node in entries.items()}
         return {name: value for name, value in values.items() if value is not ...}
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node without parts."""
+        """Return the value of a scalar node, a node that is neither a mapping nor a list."""
         return self.construct(node, path)
 
     def construct(self, node: yaml.Node, path: Place, *, remedy: str = "put it in quotes") -> Any:
-        """Return the value that YAML makes of a node. A node without a value is kept as a problem, and gives `...`."""
+        """Return the Python value that YAML constructs from a node. If that fails, note a problem and return `...`."""
         is_scalar = isinstance(node, yaml.ScalarNode)
         try:
             return self._loader.construct_object(node, deep=not is_scalar)
         except _NO_VALUE as error:
-            if is_scalar and isinstance(error, RecursionError):  # of the enclosing node
+            if is_scalar and isinstance(error, RecursionError):  # the enclosing node is nested too deeply
                 raise
             self.note(Problem(path=path, message="is not what its tag or form says", remedy=remedy), node)
             return ...
 
     def entries(self, node: yaml.MappingNode, path: Place) -> dict[str, yaml.Node]:
-        """Return the entries of a mapping, merged entries included; the value's mark becomes the key's."""
+        """Return the nodes of a mapping's values by key, with the entries that `<<` merges. Each value gets the line of
+        its key. Keys that are given twice, or are not text, are noted as problems."""
         first: dict[str, int] = {}
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE:
@@ -89,28 +91,28 @@ class YamlReader:
         return found
 
     def is_mapping(self, node: yaml.Node, path: Place) -> TypeGuard[yaml.MappingNode]:
-        """Return True for a mapping; anything else but an empty value is noted."""
+        """Return True for a mapping. For any other value, except an empty value, note a problem."""
         if not isinstance(node, yaml.MappingNode) and node.tag != NULL:
             self.note(_not_a_mapping(path), node)
         return isinstance(node, yaml.MappingNode)
 
     def note(self, problem: Problem, node: yaml.Node) -> None:
-        """Keep a problem for the joint report."""
+        """Add a problem, with the line of its node, to the problems of this file."""
         written = problem.written or self.spelled(problem.path)
         self.problems.append(replace(problem, line=line_of(node), written=written))
 
     def spelled(self, _path: Place) -> str:
-        """Spell a path as the file does; empty where the names of fields show it."""
+        """Return a path as spelled in the file; empty if the error derives the spelling from the field names."""
         return ""
 
 
 def line_of(node: yaml.Node) -> int:
-    """Return the line that a node begins in, from 1."""
+    """Return the number, from 1, of the line in which a node begins."""
     return int(node.start_mark.line) + 1
 
 
 def _compose(path: Path, needed: str) -> tuple[yaml.MappingNode, yaml.SafeLoader]:
-    """Return the nodes of a file, with marks for their places, and the loader that makes values of them."""
+    """Return the root node of a file, with line marks, and the loader that constructs values from nodes."""
     text, source = _read_text(path), str(path)
     root, failure = None, None
     try:
@@ -152,13 +154,14 @@ def _read_text(path: Path) -> str:
 
 
 def _without_values(problem: str) -> str:
-    """Keep yaml's own words, which quote single characters of the file, except where they quote names from it."""
+    """Return yaml's message, which quotes single characters of the file at most. A message that would quote names from
+    the file is replaced."""
     if any(quoted in problem for quoted in ("alias", "anchor", "tag")):
         return "an unquoted value begins with `*`, `&` or `!`, which have a meaning in YAML"
     return problem
 
 
 def _not_a_mapping(path: Place) -> Problem:
-    """Report something else where settings should be."""
+    """Return the problem of a value that is not a mapping where settings are expected."""
     subject = "" if path else "the configuration "
     return Problem(path=path, message=f"{subject}is not a mapping", remedy="write `key: value` lines")

@@ -1,11 +1,13 @@
-"""A debit and a credit of each transfer: a message in, two out, and the sum of all money stays the same.
+"""Publishes a debit and a credit for each transfer: two messages out for each message in. The sum of all money never
+changes.
 
     transfers ─► {"from", "to", "amount"} ─┬─► legs: {"account", "amount"}, a debit and a credit
                                            └─► balances, a table
 
-If both legs go to the same partition of the same topic, a reader of committed records sees the sum unchanged after each
-transaction, which is read as a whole. With debits and credits in different topics, the sum is unchanged only once the
-acknowledgements in both were read: the promise ends at a partition.
+If both legs are written to the same partition of the same topic, a reader of committed records sees an unchanged sum
+after each transaction, because it reads a transaction as a whole. If debits and credits are in different topics, the
+sum is unchanged only after the reader has read the acknowledgements in both topics, because a transaction is read as a
+whole only within a partition.
 """
 
 import json
@@ -26,13 +28,13 @@ ON CONFLICT (account) DO UPDATE SET balance = balances.balance + excluded.balanc
 
 
 class BankTransfer:
-    """The application. Legs go to the partition of their transfer."""
+    """The application. It publishes both legs of a transfer to the partition with the transfer's partition number."""
 
     def __init__(self, debits: str, credits: str) -> None:  # noqa: A002 - a bank's words
         self._debits, self._credits = debits, credits
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Publish both legs, and remember them for the balances."""
+        """Publish both legs, and add their amounts to the sums in memory."""
         transfer = json.loads(message.record.value())
         if not is_transfer(transfer):  # a value that Postgres refuses fails this message, not the whole transaction
             raise ValueError("no transfer of an amount from an account to another")
@@ -46,12 +48,12 @@ class BankTransfer:
             moved[account] += amount
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Write the balances."""
+        """Write the sums of the transaction to the balances."""
         write_sums(transaction, _MOVE, transaction.memory.get("moved", {}))
 
 
 def is_transfer(value: Any) -> bool:
-    """Return True if a message has the fields of a transfer."""
+    """Return True if a message's value has the valid fields of a transfer."""
     return (
         isinstance(value, dict)
         and all(isinstance(value.get(name), str) and "\0" not in value[name] for name in ("from", "to"))

@@ -1,8 +1,8 @@
-"""Flights of each aircraft: counts by key that stay exactly right, whichever process is killed.
+"""Counts flights for each aircraft. The counts by key are exact, even if processes are killed.
 
     flights ─► + 1 in `flight_counts` ─► (a topic of counts, each as of a transaction)
 
-The messages of a transaction are summed up in memory, and written by a single statement as it ends.
+The messages of a transaction are counted in memory. A single statement writes the counts at the end of the transaction.
 """
 
 import json
@@ -22,7 +22,7 @@ RETURNING key, flights
 
 
 class FlightCounts:
-    """The application. `counts` names a topic for the counts that changed, or nothing."""
+    """The application. `counts` is the topic for changed counts; empty for no topic."""
 
     def __init__(self, counts: str = "") -> None:
         self._counts = counts
@@ -35,7 +35,7 @@ class FlightCounts:
         transaction.memory[key] = transaction.memory.get(key, 0) + 1
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Write the sums."""
+        """Write the counts of the transaction to the table, and publish the changed counts."""
         changed = write_sums(transaction, _ADD, transaction.memory).fetchall()
         if self._counts:
             for key, flights in changed:

@@ -1,8 +1,8 @@
-"""Orders and cents of each customer: totals that stay exactly right, whichever process is killed.
+"""Adds up orders and cents for each customer. The totals are exact, even if processes are killed.
 
     orders ─► {"customer", "cents"} ─► + 1 and + cents in `order_totals`
 
-The messages of a transaction are summed up in memory, and written by a single statement as it ends.
+The messages of a transaction are summed up in memory. A single statement writes the sums at the end of the transaction.
 """
 
 import json
@@ -25,7 +25,7 @@ DO UPDATE SET orders = order_totals.orders + excluded.orders, cents = order_tota
 
 
 class OrderTotals:
-    """The application: two functions."""
+    """The application. An application consists of two functions."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Remember the order until the end of the transaction."""

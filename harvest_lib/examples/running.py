@@ -1,4 +1,4 @@
-"""Common parts of the examples: options, the run until a signal, and writing of sums."""
+"""Common parts of the examples: options, running until a signal, and writing sums."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,8 @@ def run(
     min_txn: float,
     listen: str | None = None,
 ) -> None:
-    """Consume until SIGTERM or Ctrl-C, with a log of JSON on standard error. `create` makes the application's table."""
+    """Consume until SIGTERM or Ctrl-C. The log is written to standard error as JSON. `create` is the statement that
+    creates the application's table."""
     configure_logging("json", "info")
     tune_collector()
     stopping = threading.Event()
@@ -75,9 +76,10 @@ def run(
 
 
 def write_sums(transaction: Transaction, statement: LiteralString, sums: Mapping[str, int]) -> Any:
-    """Write sums by a single statement, which takes keys and sums as arrays. Return its cursor.
+    """Write sums by a single statement, which has two parameters: an array of keys and an array of sums. Return its
+    cursor.
 
-    The arrays are in the order of the keys: two shards that share keys cannot deadlock.
+    The arrays are sorted by key, so that two shards with the same keys cannot deadlock.
     """
     keys = sorted(sums)
     return transaction.state.execute(statement, (keys, [sums[key] for key in keys]))

@@ -1,8 +1,8 @@
-"""Minimal grants of a consumer's role in Postgres, as SQL for the owner of its tables.
+"""Generates SQL with the minimal grants of a consumer's role in Postgres. The owner of the consumer's tables runs it.
 
 Promises
-- The script first revokes the role's grants on these tables. It may be run again.
-- Names are quoted by psycopg, and none is in a comment, which a line break would end.
+- The script first revokes the role's grants on the consumer's tables, so that it may be run again.
+- psycopg quotes the names. No name is in a comment, because a line break in the name would end the comment.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _VALUES = "SELECT, INSERT, UPDATE, DELETE"
 
 
 def consumer_grants(role: str, table: str = "consumers", *, key_values: bool = False) -> str:
-    """Return the grants on the tables of `create_tables`, and, with `key_values`, on the table of
+    """Return the SQL with the grants on the tables of `create_tables` and, with `key_values`, on the table of
     `create_key_values`."""
     return "".join(f"{line}\n" for line in _lines(role, table, key_values=key_values))
 

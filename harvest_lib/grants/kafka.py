@@ -1,8 +1,8 @@
-"""Minimal ACLs of a harvester, a reader and a consumer in Kafka, as commands or as data.
+"""The minimal ACLs of a harvester, a reader and a consumer in Kafka, as commands or as data.
 
-The ACLs of a harvester and a reader follow from the configuration: `leadership`, `delivery`, and the topics that are
-made if missing. If a prefix covers internal topics of Kafka, or topics of a pool's election and checkpoints, writing to
-them is denied: a denial overrides a permission.
+The ACLs of a harvester and a reader depend on the configuration: on `leadership`, on `delivery`, and on the topics that
+the harvester creates if they are missing. If a prefix covers internal topics of Kafka, or a pool's topics for election
+and checkpoints, an additional ACL denies writing to these topics, because in Kafka a denial overrides a permission.
 """
 
 import shlex
@@ -15,13 +15,13 @@ from harvest_lib.record import INTERNAL_TOPICS
 
 Resource = Literal["topic", "group", "transactional-id"]
 _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
-"""A resource, its name, whether the name is a prefix, and the operations."""
+"""Wanted permissions: the type of resource, its name, True if the name is a prefix, and the operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """A permission of a principal for an operation on a resource, or, if `prefixed`, on all resources with this prefix.
-    A denial if `denied`."""
+    """An ACL: it permits an operation on a resource to a principal, or denies it if `denied`. If `prefixed`, it applies
+    to all resources whose name begins with `name`."""
 
     principal: str
     resource: Resource
@@ -44,8 +44,9 @@ def harvester_acls(
 ) -> list[Acl]:
     """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` is a prefix.
 
-    With `creates` it may make the topics of its own, otherwise they have to exist. With `reads_group` it may read the
-    members of the group, which `leadership: auto` does before it leads by the lock in Postgres.
+    With `creates` the harvester may create its topics for election and checkpoints, otherwise they have to exist. With
+    `reads_group` it may read the members of the group: `leadership: auto` reads them before it uses the lock in
+    Postgres.
     """
     wanted = list(_harvester(config, topics, creates=creates))
     if reads_group and config.leadership == "postgres":
@@ -54,7 +55,7 @@ def harvester_acls(
 
 
 def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
-    """Return the ACLs of `harvest audit` and `harvest status`: to read `topics` and the members of the election."""
+    """Return the ACLs for `harvest audit` and `harvest status`: reading `topics`, and the members of the election."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     if config.leadership == "neli":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
@@ -70,9 +71,9 @@ def consumer_acls(
     logs: Collection[str] = (),
     pool: Collection[str] = (),
 ) -> list[Acl]:
-    """Return the ACLs of the consumer `name` to read `topics` and to write `published`, and, with a `SqliteStore`, its
-    recovery `logs`. Another principal makes the logs, see `create_recovery_log`. `pool` are a pool's own topics, which
-    the consumer may not write."""
+    """Return the ACLs of the consumer `name`: reading `topics`, writing the topics `published`, and reading and writing
+    the recovery `logs` of a `SqliteStore`. Another principal creates the logs, see `create_recovery_log`. `pool` are a
+    pool's topics for election and checkpoints, to which the consumer may not write."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     wanted.append(("group", name, False, ("Read",)))
     wanted += [("topic", *_prefix(each), ("Write", "Describe")) for each in published]
@@ -84,7 +85,7 @@ def consumer_acls(
 
 
 def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
-    """Return the commands that add `acls`, a command for each resource."""
+    """Return the kafka-acls.sh commands that add `acls`: a command for each principal and resource."""
     grouped: dict[tuple[str, Resource, str, bool, bool], list[str]] = {}
     for acl in acls:
         place = acl.principal, acl.resource, acl.name, acl.prefixed, acl.denied
@@ -112,7 +113,7 @@ def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
 
 
 def _denials(principal: str, topics: Collection[str], kept: Collection[str]) -> list[Acl]:
-    """Return denials of writing to the topics in `kept` that prefixes among `topics` cover."""
+    """Return ACLs that deny writing to each topic of `kept` that a prefix of `topics` covers."""
     beginnings = [topic.removesuffix("*") for topic in topics if topic.endswith("*")]
     return [
         Acl(principal=principal, resource="topic", name=each, operation="Write", denied=True)
@@ -135,5 +136,5 @@ def _harvester(config: HarvestConfig, topics: Collection[str], *, creates: bool)
 
 
 def _prefix(topic: str) -> tuple[str, bool]:
-    """Return a name and whether it is a prefix; `*` alone is Kafka's own wildcard."""
+    """Return a topic's name without `*`, and True if the name is a prefix. `*` alone is Kafka's wildcard, no prefix."""
     return (topic[:-1], True) if topic.endswith("*") and topic != "*" else (topic, False)

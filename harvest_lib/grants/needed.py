@@ -1,4 +1,4 @@
-"""Rights outside of the outbox's tables: errors with exactly the GRANT that a role lacks."""
+"""Adds to errors of missing rights the GRANT that the role lacks. For tables other than an outbox's tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +31,10 @@ FROM found
 def creating(
     connection: psycopg.Connection[Any], what: str, table: sql.Identifier, *, makes_schema: bool = False
 ) -> Iterator[None]:
-    """Add the missing rights to make a table, and its schema if `makes_schema`, to the error of the block.
+    """Run a block that creates a table, and its schema if `makes_schema`. If rights are missing, raise
+    DatabaseAccessDenied with the GRANT statements.
 
-    The block ends its transaction. Raises DatabaseAccessDenied.
+    The block must end its transaction before it raises.
     """
     try:
         with translated():
@@ -49,7 +50,8 @@ def creating(
 
 @contextmanager
 def using(connection: psycopg.Connection[Any], table: sql.Identifier, privileges: LiteralString) -> Iterator[None]:
-    """Add the needed privileges on a table to the error of the block. Raises DatabaseAccessDenied."""
+    """Run a block that uses a table. If rights are missing, raise DatabaseAccessDenied with the GRANT of
+    `privileges`."""
     try:
         with translated():
             yield

@@ -1,14 +1,14 @@
-"""Minimal grants of each role on an outbox, as SQL for its owner.
+"""Generates SQL with the minimal grants of each role on an outbox. The owner of the tables runs it.
 
 Promises
-- A script first revokes the roles' grants on these tables. It may be run again. Policies by row, once made, stay until
-  another run replaces them.
-- Nothing is revoked from a role that owns a table, by itself, by membership or as a superuser.
-- A role that does not exist skips only its own part, with a warning.
-- Where row-level security is on, harvester and reader get a policy that shows all rows.
-- Writers may insert the columns of a message. They cannot set an id, a mark or a transaction, and cannot read.
-- With a list of topics Postgres refuses a writer's row for another topic, whatever the writer runs.
-- Names and values are quoted by psycopg; none is in a comment, which a line break would end.
+- A script first revokes the roles' grants on the outbox's tables, so that it may be run again. Row-level policies
+  remain until another run replaces them.
+- Nothing is revoked from a role that owns a table, whether by itself, by membership or as a superuser.
+- If a role does not exist, only the part of this role is skipped, with a warning.
+- If row-level security is on, harvester and reader get a policy that shows all rows.
+- Writers may insert the columns of a message. They cannot set an id, a mark or a transaction id, and cannot read.
+- If a writer has a list of topics, Postgres refuses its rows for other topics, whatever program the writer runs.
+- psycopg quotes names and values. None of them is in a comment, because a line break in it would end the comment.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +30,7 @@ _SAVED = ("low_watermark", "retention_hold", "checkpoint", "updated_at", "epoch"
 _LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held", "transaction_id")
 _RELISTED = ("reason", "held", "retry")
 
-# The sequence may have any name, so the script looks it up.
+# The script looks up the sequence, because it may have any name.
 _SEQUENCE = """EXECUTE format(
   'GRANT USAGE ON SEQUENCE %s TO %I', pg_get_serial_sequence({table}, 'id'), {role}
 )"""
@@ -132,26 +132,26 @@ def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """The roles of an outbox. An empty name leaves a role out. `writers` are names with the topics that each may write,
-    None for any. `subscriptions` may be led by the harvester; empty for any. `has_column_mapping`: a table of another
-    layout, which has writers of its own."""
+    """The roles of an outbox, and the script of their grants. A role with an empty name is left out. `writers` maps a
+    role to the topics that it may write, None for all topics. `subscriptions` are the subscriptions that the harvester
+    may lead; empty for all. `has_column_mapping`: the table has another layout; then its writers are left out."""
 
     outbox: OutboxTable
     mode: ReadingMode
     harvester: str = "harvester"
     reader: str = "reader"
     operator: str = ""
-    """The role for the commands `park` and `subscriptions`, which also reads as a reader."""
+    """The role for the commands `park` and `subscriptions`. It also has the rights of a reader."""
     writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
     subscriptions: Collection[str] = ()
     has_column_mapping: bool = False
 
     def script(self) -> str:
-        """Return the SQL, to be run by the owner of the tables, with their schema in the search path."""
+        """Return the SQL script. The owner of the tables runs it, with the tables' schema in the search path."""
         return "".join(f"{part}\n" for part in self._parts())
 
     def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """Return the roles that do not exist, for which the script does nothing."""
+        """Return the roles that do not exist. The script skips them."""
         named = [
             *filter(None, (self.harvester, self.reader, self.operator)),
             *(() if self.has_column_mapping else self.writers),
@@ -206,7 +206,7 @@ class Grants:
         return not self.has_column_mapping and any(topics is not None for topics in self.writers.values())
 
     def _role(self, role: str, grants: Iterator[sql.Composed]) -> sql.Composed:
-        """Return the part of a role: its old grants are revoked, then `grants` are given."""
+        """Return the statement of a role: it revokes the role's old grants, then executes `grants`."""
         statements = [sql.SQL(_REVOKE).format(table=each.identifier, **_names(role, each)) for each in self._tables()]
         if len(self.outbox.parts) > 1:
             schema = sql.Identifier(self.outbox.parts[0])
@@ -216,7 +216,7 @@ class Grants:
             quoted=sql.Literal(sql.Identifier(role).as_string(None)),
             statements=sql.SQL("\n").join(sql.SQL("{};").format(each) for each in (*statements, *grants)),
         )
-        # A quoted literal instead of dollar quotes: no name can end it.
+        # The body is a quoted literal, not in dollar quotes, which a name could end.
         return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
 
     def _harvester(self) -> Iterator[sql.Composed]:
@@ -254,7 +254,7 @@ class Grants:
         outbox, role = self.outbox, self.operator
         changed = "SELECT, INSERT, UPDATE, DELETE"
         changes: dict[OutboxTable, LiteralString] = {outbox: "SELECT"}
-        if self.mode.parks_rows:  # a retried record is put back, with its id
+        if self.mode.parks_rows:  # `park retry` inserts a record into the outbox again, with its id
             changes |= {outbox: "SELECT, INSERT", outbox.parked: changed}
         if self.mode.keeps_checkpoints:
             changes |= {outbox.subscriptions: changed, outbox.parked_ids: changed}
@@ -288,7 +288,8 @@ def _names(role: str, table: OutboxTable) -> dict[str, sql.Composable]:
 
 
 def _sees_all(table: OutboxTable, role: str, operations: Literal["FOR ALL", "FOR SELECT"]) -> sql.Composed:
-    """Return the policy that shows all rows of a table to a role, where row-level security is on."""
+    """Return the statement that, if row-level security is on, creates a policy that shows all rows of a table to a
+    role."""
     policy = sql.SQL("\n").join(
         sql.SQL("  {};").format(each) for each in _policy(table, role, operations, using=sql.SQL("true"))
     )

@@ -1,4 +1,8 @@
-"""Offsets of many partitions in a single request; `open_transactions` has offsets that hide records from readers."""
+"""Queries the offsets of many partitions in a single request.
+
+`open_transactions` finds open transactions, which hide records from readers of committed records. `last_reads` detects
+logs that were replaced since they were read.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -22,7 +26,7 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_seconds: float,
 ) -> dict[Place, int | KafkaError]:
-    """Return an offset of each partition as readers of that isolation see it, or Kafka's error."""
+    """Return for each partition the offset that `spec` selects for readers with `isolation`, or Kafka's error."""
     wanted = {TopicPartition(*place): spec for place in places}
     asked: Any = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_seconds)
     found: dict[Place, int | KafkaError] = {}

@@ -1,8 +1,8 @@
-"""Checks that partitions still have the records that were read last: a log that lost its end has other records.
+"""Checks that partitions still have the record that was read last. A log that lost its end has another record there.
 
-A reader checks when it begins, and once brokers answer again after all were unavailable: they may have been restored,
-and the epochs of their leaders with them. Nothing is known of a record that retention removed, or compaction where the
-topic's policy may not be read.
+A reader checks when it starts, and when brokers answer again after all brokers were unavailable: the brokers may have
+been restored, together with their leader epochs. The check has no result for a record that retention removed, or that
+compaction may have removed, because the topic's policy is `compact` or cannot be read.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.2
 
 
 class BrokersLost:
-    """An `error_cb` that notes that all brokers became unavailable, and passes errors on."""
+    """An `error_cb` that records in `is_noted` that all brokers became unavailable. It passes all errors to `then`."""
 
     def __init__(self, then: Callable[[KafkaError], object] | None = None) -> None:
         self.is_noted = False
@@ -35,23 +35,24 @@ class BrokersLost:
 
 
 def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, LastRead]) -> Mapping[Place, str]:
-    """Return the evidence for each partition with another log than was read.
+    """Return the evidence for each partition whose log was replaced since it was read.
 
-    `lasts` are within the offsets that the partitions hold. The client reports the ends of partitions, and is assigned
-    to nothing afterwards, even after an error. Raises KafkaException, also if a record does not come in time.
+    The offsets of `lasts` must be within the offsets that the partitions have. The client must report the ends of
+    partitions (`enable.partition.eof`). Its assignment is empty afterwards, even after an error. Raises KafkaException,
+    also if a record does not arrive in time.
     """
     client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
     try:
         found, gone = _compared(client, lasts)
     finally:
-        client.resume([TopicPartition(*place) for place in lasts])  # or they stay paused when they are assigned again
+        client.resume([TopicPartition(*place) for place in lasts])  # otherwise they stay paused when assigned again
         client.unassign()
     return {**found, **_not_compacted(settings, gone)}
 
 
 def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Place, str], Mapping[Place, str]]:
-    """Return the evidence for partitions with another record, and for partitions without the record. Pauses each when
-    it is done."""
+    """Return two results: the evidence for partitions with another record at the offset, and the evidence for
+    partitions without a record there. Pause each partition after its comparison."""
     found: dict[Place, str] = {}
     gone: dict[Place, str] = {}
     waiting, deadline = dict(lasts), Deadline(_ANSWER_SECONDS)
@@ -67,7 +68,7 @@ def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Pla
         if (error := record.error()) is not None and error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         if error is not None and record.offset() <= last.offset:
-            continue  # a leader that was just elected may not return all yet
+            continue  # a newly elected leader may not return all records yet
         if error is not None or record.offset() != last.offset:
             gone[place] = f"offset {last.offset} has no record any more, and a record was read there"
         elif not last.fits(record):
@@ -88,7 +89,8 @@ def _require_good(record: Any) -> None:
 
 
 def _not_compacted(settings: Mapping[str, object], gone: Mapping[Place, str]) -> dict[Place, str]:
-    """Return the partitions of topics that keep all records until retention removes them from the beginning."""
+    """Return the entries of `gone` for topics with the policy `delete`: only retention removes records there, and only
+    from the beginning of the log."""
     if not gone:
         return {}
     with AdminClient(client_settings(settings)) as admin:

@@ -1,7 +1,7 @@
-"""Kafka transactions that are open: readers of committed records wait in front of the first.
+"""Finds open Kafka transactions. Readers of committed records wait in front of the first open transaction.
 
-The end of a partition for such readers is its last stable offset. A transaction of a lost producer is aborted after its
-`transaction.timeout.ms`; a transaction that hangs for other reasons stays until an operator ends it.
+For such readers a partition ends at its last stable offset. Kafka aborts a transaction of a lost producer after its
+`transaction.timeout.ms`; a transaction that hangs for another reason stays open until an operator aborts it.
 """
 
 import logging
@@ -21,7 +21,7 @@ from harvest_lib.kafka_offsets import LATEST, Place, list_offsets
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
-"""A reader without progress for this long waits."""
+"""Time without progress after which a reader counts as waiting."""
 _STEP_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
 _SHOWN = 3
@@ -29,7 +29,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedPartition:
-    """A partition whose committed records end at `since`, where a transaction began; `behind` offsets come after."""
+    """A partition with an open transaction. The transaction began at the offset `since`, where committed records end.
+    `behind` is the number of offsets from there to the end of the partition."""
 
     topic: str
     partition: int
@@ -44,7 +45,7 @@ class BlockedPartition:
 
     @property
     def next_step(self) -> str:
-        """Return the command that ends it."""
+        """Return the next step for an operator, with the command that aborts the transaction."""
         return (
             f"wait, or end it: kafka-transactions.sh --bootstrap-server … abort --topic {self.topic} --partition "
             f"{self.partition} --start-offset {self.since}"
@@ -58,10 +59,10 @@ def settled_ends(
     patience_seconds: float,
     timeout_seconds: float = _ANSWER_SECONDS,
 ) -> dict[Place, int]:
-    """Return the end of each partition, once all transactions in front of the ends are committed or aborted.
+    """Return the current end of each partition, after all transactions in front of the ends were committed or aborted.
 
-    Transactions that are open now are waited for. Raises TransactionOpen if any stays open, KafkaUnavailable or
-    KafkaAccessDenied.
+    Waits up to `patience_seconds` for transactions that are open now. Raises TransactionOpen if a transaction is still
+    open then, KafkaUnavailable or KafkaAccessDenied.
     """
     if not places:
         return {}
@@ -81,17 +82,18 @@ def settled_ends(
 
 
 class OpenTransactionWatch:
-    """Logs that a reader of committed records waits in front of a transaction that stays open, once for each."""
+    """Logs if a reader of committed records waits in front of an open transaction, once for each transaction."""
 
     def __init__(self, client: Any) -> None:
-        """`client` is the reader's, confluent_kafka's."""
+        """`client` is the reader's consumer, of confluent_kafka."""
         self._client = client
         self._before: dict[Place, int] = {}
         self._logged: dict[Place, int] = {}
         self._look_at = boot_seconds() + LOOK_SECONDS
 
     def look(self, positions: Mapping[Place, int]) -> None:
-        """Take the next position of each partition, at any rate. Queries no broker."""
+        """Compare the reader's next offset of each partition with the offset at the last comparison. May be called at
+        any rate, because it compares every 30 seconds. It queries no broker."""
         if boot_seconds() < self._look_at:
             return
         self._look_at = boot_seconds() + LOOK_SECONDS
@@ -130,7 +132,7 @@ def _ends(
     isolation: IsolationLevel,
     seconds: float,
 ) -> dict[Place, int]:
-    """Return the ends of partitions for readers of that isolation."""
+    """Return the ends of partitions for readers with `isolation`. Raises KafkaUnavailable or KafkaAccessDenied."""
     ends: dict[Place, int] = {}
     for place, found in list_offsets(admin, places, LATEST, isolation=isolation, timeout_seconds=seconds).items():
         if isinstance(found, KafkaError):

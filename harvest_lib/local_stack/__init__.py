@@ -1,7 +1,8 @@
 """The local stack: Postgres and Kafka as processes of this machine, for demonstrations and tests.
 
-`Stack` holds both servers as long as it is open; `supervisor` keeps a stack running in the background. Nothing is
-installed: the servers come from wheels and Maven coordinates into the state folder, and leave with it.
+`Stack` runs both servers while it is open; `supervisor` keeps a stack running in the background. Nothing is installed
+on the machine: the servers come from wheels and Maven artifacts. Their files are in the state folder, and removing the
+folder removes them.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ __all__ = ["Stack"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `Stack` on demand: Spark's jobs find Java and jars here, without the servers' requirements."""
+    """Import `Stack` on demand, because Spark jobs use this package for Java and jars without the servers'
+    requirements."""
     if name == "Stack":
         from harvest_lib.local_stack.stack import Stack  # noqa: PLC0415 - see above
 

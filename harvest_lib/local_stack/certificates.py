@@ -1,6 +1,7 @@
 """A certificate authority in a folder, and certificates that it signs: for servers of this machine, and for clients.
 
-Only the owner can read keys, and they are written nowhere else. The authority is made once, certificates on each call.
+Keys are written only to this folder, and only their owner can read them. The authority is created once; each call of
+`issue` creates a new certificate.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from harvest_lib.local_stack.state import make_folder, write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Files of a certificate and its key, each in PEM, and both together in the file that Java needs."""
+    """The files of a certificate and its key in PEM. `together` is a file with both, as Java needs it."""
 
     certificate: Path
     key: Path
@@ -25,13 +26,13 @@ class Authority:
     """An authority whose certificate is `ca.pem` in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Prepare; nothing is written yet."""
+        """Only set the paths. Nothing is written yet."""
         self._folder = folder
         self._key_file = folder / "ca.key"
         self.certificate = folder / "ca.pem"
 
     def make(self) -> None:
-        """Make the authority unless it is there."""
+        """Create the authority's certificate and key unless both exist."""
         make_folder(self._folder).chmod(0o700)
         if self._key_file.exists() and self.certificate.exists():
             return
@@ -40,7 +41,7 @@ class Authority:
         write_private(self._key_file, authority.private_key_pem.bytes().decode())
 
     def files(self, name: str) -> Certificate:
-        """Return where the certificate of a name is, or would be."""
+        """Return the paths of the certificate of a name. The files may not exist yet."""
         return Certificate(
             certificate=self._folder / f"{name}.pem",
             key=self._folder / f"{name}.key",
@@ -48,9 +49,10 @@ class Authority:
         )
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = ()) -> Certificate:
-        """Sign a certificate for `CN=name`, and for the hosts of a server; replaces an earlier certificate."""
+        """Sign a certificate for `CN=name` and the host names of a server. It replaces an earlier certificate of the
+        name."""
         authority = CA.from_pem(self.certificate.read_bytes(), self._key_file.read_bytes())
-        # Each has an alternative name: OpenSSL refuses an empty list of them.
+        # Without hosts the name is the alternative name, because OpenSSL refuses an empty list of alternative names.
         issued, files = authority.issue_cert(*(hosts or (name,)), common_name=name), self.files(name)
         key = _pkcs8(issued.private_key_pem.bytes())
         chain = "".join(each.bytes().decode() for each in issued.cert_chain_pems)
@@ -61,5 +63,5 @@ class Authority:
 
 
 def _pkcs8(key: bytes) -> str:
-    """Return a key in the only format that Java reads."""
+    """Return a private key in PKCS #8, the only format that Java reads."""
     return load_pem_private_key(key, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()

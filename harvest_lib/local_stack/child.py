@@ -1,21 +1,20 @@
-"""Become a server that cannot outlive the process that started it.
+"""Executes a server so that it cannot outlive the process that started it.
 
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
-Run by path, not by module, so that it costs a bare interpreter start (about 20 ms) and imports nothing of the library.
-Before it becomes COMMAND by `exec` it
+This file is run by path, not by module: then it imports nothing of the library, and costs only the start of a bare
+interpreter (about 20 ms). It takes three steps before it replaces itself with COMMAND by `exec`:
 
-1. takes the user's identity, when a user is given (a Postgres refuses to run as root);
-2. with `--reach`, keeps the capability that lets that user pass folders closed to it, so that a server below
-   `/root` or another private folder reaches its own binaries and data;
-3. requests signal N from the kernel (9 by default) when the parent dies. This comes last, as a change of identity
-clears
-   it, and the parent is checked afterwards, as it may have died in between.
+1. With `--user`, it changes to that user, because Postgres refuses to run as root.
+2. With `--reach`, it keeps the capability to enter folders that are closed to that user, so that a server below `/root`
+   or another private folder can read its own binaries and data.
+3. It requests that the kernel sends signal N (9 by default) when the parent dies. This step is last, because a change
+   of user clears the request. Afterwards it checks the parent, which may have died before the request.
 
-The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
-Linux step 3 does not exist and a killed parent leaves its servers behind.
+For the kernel the parent is a *thread*: start servers from a thread that lives as long as the servers. Step 3 exists
+only on Linux. On other systems the servers of a killed parent continue to run.
 
-Files of the command are for its user alone, and signals that the parent ignores get their default action.
+Only its user can read the files that the command creates. Signals that the parent ignores get their default action.
 
 Exit code 125 means that a step failed; standard error names the step.
 """
@@ -31,17 +30,17 @@ FAILED = 125
 CAP_DAC_OVERRIDE = 1
 
 _NOT_INHERITED = (
-    *(signal.SIGPIPE, signal.SIGXFSZ),  # the interpreter ignores them
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # the Python interpreter ignores both
     *(
         signal.SIGINT,
         signal.SIGQUIT,
-    ),  # a shell does, for commands with `&`; Dagster takes SIGTERM as it finds SIGINT
-    *(signal.SIGTERM, signal.SIGHUP),  # nohup does
+    ),  # a shell ignores them for commands with `&`; Dagster copies the handling of SIGINT to SIGTERM
+    *(signal.SIGTERM, signal.SIGHUP),  # nohup ignores SIGHUP
 )
-"""Signals that get their default action: a server must not ignore them because its parent does."""
+"""Signals that get their default action: a server must not ignore a signal because its parent does."""
 
 _OWNER_ONLY = 0o077
-"""Umask of servers: their files, records among them, are for their user alone."""
+"""Umask of servers: only their user can read their files, which contain records."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
@@ -60,11 +59,11 @@ class _CapabilitySet(ctypes.Structure):
 
 
 class StepError(Exception):
-    """One of the steps before exec was refused."""
+    """A step before `exec` failed."""
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Take the steps in order and become the command."""
+    """Take the steps in order, then execute the command. Exit with 125 if a step fails."""
     parser = argparse.ArgumentParser(description="become a server that ends with its parent")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--signal", type=int, default=int(signal.SIGKILL))
@@ -94,10 +93,10 @@ def _check_parent(expected: int) -> None:
 
 
 def become(uid: int, gid: int, *, reach: bool) -> None:
-    """Take the identity of a user permanently, with `reach` keeping the right to pass folders closed to it."""
+    """Change to a user permanently. With `reach`, keep the capability to enter folders that are closed to the user."""
     if reach:
-        # Not merely PR_SET_KEEPCAPS: without this bit access(2), with which Postgres examines its own binaries, goes by
-        # the user alone and disregards capabilities of the process.
+        # PR_SET_KEEPCAPS is not enough. Postgres examines its own binaries with access(2), which, without this bit,
+        # checks only the user and ignores the capabilities of the process.
         _prctl("keep capabilities over a change of user", _PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -108,8 +107,8 @@ def become(uid: int, gid: int, *, reach: bool) -> None:
 
 
 def _keep_only(capability: int) -> None:
-    # Permitted and ambient must be the same set: if one is larger, exec counts as privileged and forgets
-    # the parent-death signal.
+    # The permitted and the ambient set must be equal. Otherwise exec counts as privileged, and the kernel clears the
+    # parent-death signal.
     mask = 1 << capability
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     sets = (_CapabilitySet * 2)(_CapabilitySet(mask, mask, mask), _CapabilitySet(0, 0, 0))

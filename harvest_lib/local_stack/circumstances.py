@@ -1,4 +1,4 @@
-"""Refusals of the machine, such as a full disk or a folder that may not be written, as StackError."""
+"""Turns errors of the machine, such as a full disk or a folder without write permission, into StackError."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ _NO_ROOM_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 
 
 def explained(error: OSError | StackError, state: Path) -> StackError:
-    """Return the error to raise when a stack below the state folder could not be started."""
+    """Return the StackError that explains why a stack in the state folder could not be started."""
     evidence = error.evidence if isinstance(error, StackError) else str(error)
     if _NO_ROOM in evidence or (isinstance(error, OSError) and error.errno in _NO_ROOM_ERRORS):
         cause = f"{error.cause}, since the disk is full" if isinstance(error, StackError) else "the disk is full"

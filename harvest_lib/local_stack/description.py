@@ -1,4 +1,4 @@
-"""`stack.json` in the state folder: the running servers, for other processes. It exists as long as the stack is up."""
+"""`stack.json` in the state folder: the running servers, for other processes. The file exists while the stack is up."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ from harvest_lib.local_stack.state import write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One process of the stack."""
+    """A server process of the stack. `url` is the address of its web interface; empty without such an interface."""
 
     name: str
     version: str
@@ -23,7 +23,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A stack that is up: where to connect, its processes, and the process that holds it."""
+    """A running stack: its addresses and servers. `pid` and `started` identify the process that holds the stack."""
 
     dsn: str
     bootstrap_servers: str
@@ -33,22 +33,22 @@ class Description:
     secure: str = ""
     """The folder with the files for clients of a secured stack; empty for an unsecured stack."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Further lines to show, by their titles."""
+    """Additional lines to display, by title."""
 
     def to_json(self, *, with_password: bool = False) -> str:
-        """Write it as JSON, the password in the DSN hidden by default."""
+        """Return the description as JSON. The password in the DSN is hidden by default."""
         content = asdict(self)
         if not with_password:
             content["dsn"] = shown(self.dsn)
         return json.dumps(content, indent=2)
 
     def save(self, state: Path) -> None:
-        """Write `stack.json`, for the owner only, as it holds the password."""
+        """Write `stack.json`. Only the owner can read it, because it contains the password."""
         write_private(state / "stack.json", self.to_json(with_password=True) + "\n")
 
 
 def running(state: Path) -> Description | None:
-    """Return the stack that is up in a state folder, None when there is none (the rest of a crash does not count)."""
+    """Return the stack that is up in a state folder; None if there is none. A file that a crash left does not count."""
     try:
         content = json.loads((state / "stack.json").read_text())
     except FileNotFoundError:
@@ -59,9 +59,10 @@ def running(state: Path) -> Description | None:
 
 
 def process_started(pid: int) -> float | None:
-    """Return the start of a process, which distinguishes it from a later process with its id; None when it has ended.
+    """Return the start time of a process; None if it has ended. A later process with the same id has another start
+    time.
 
-    On Linux in clock ticks since the machine started, which setting the clock does not change.
+    On Linux the time is in clock ticks since the machine started, so that setting the clock does not change it.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

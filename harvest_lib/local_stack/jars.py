@@ -1,8 +1,8 @@
 """Downloads Java libraries by their Maven coordinates, once, into the cache of downloads that a user's clones share.
 
-The work is done by the Ivy that comes inside pyspark, with its own cache there too. A set of jars appears whole or not
-at all (resolved beside its place, then renamed), under a lock between processes. A set that is there is never looked up
-again.
+The Ivy inside pyspark resolves and downloads; its own cache is in the same folder. A set of jars appears atomically: it
+is resolved in a temporary folder next to its final folder, then renamed. A lock excludes other processes. A set that
+exists is never resolved again.
 """
 
 import shutil
@@ -28,16 +28,16 @@ _ATTEMPT_SECONDS = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JarSet:
-    """Coordinates `organisation:name:revision` whose jars, with all dependencies, belong in one folder."""
+    """A set of jars in a folder: the jars of the coordinates `organisation:name:revision` and all dependencies."""
 
     name: str
     coordinates: tuple[str, ...]
     overrides: tuple[str, ...] = ()
-    """Coordinates that override the revision of their module everywhere."""
+    """Coordinates whose revision replaces every other revision of the same module."""
 
 
 def kafka_jars(release: str) -> JarSet:
-    """Name the jars of a Kafka broker. The last jar writes its log: without it a broker would be silent."""
+    """Return the set of jars of a Kafka broker. The second coordinate is a logger: without it a broker logs nothing."""
     return JarSet(
         name=f"kafka-{release}",
         coordinates=(f"org.apache.kafka:kafka_2.13:{release}", "org.slf4j:slf4j-simple:1.7.36"),
@@ -48,21 +48,22 @@ POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgr
 
 
 def spark_kafka_jars() -> JarSet:
-    """Name the jars of Spark's Kafka source, for the Spark that is installed. Raises PackageNotFoundError."""
+    """Return the set of jars of Spark's Kafka source, for the installed version of Spark. Raises PackageNotFoundError
+    without Spark."""
     spark = version("pyspark")
     return JarSet(
         name=f"spark-kafka-{spark}",
         coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),
-        # Not everywhere available in Spark's own revision; its addition, delegation tokens, has not changed.
+        # Some repositories lack this module in Spark's own revision. Its contents, delegation tokens, have not changed.
         overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
     )
 
 
 def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
-    """Return the paths of a set's jars, sorted, downloading them first if they are not there.
+    """Return the sorted paths of a set's jars. Download the jars first if they are missing.
 
-    They are in the cache of downloads, which is below `state` only where the user has no other. Safe to call from
-    several processes at once, also of several clones. Raises StackError when they cannot be downloaded.
+    The jars are in `download_cache(state)`. Several processes, also of several clones, may call this at the same time.
+    Raises StackError if the jars cannot be downloaded.
     """
     cache = download_cache(state)
     folder = cache / "jars" / jars.name
@@ -75,7 +76,7 @@ def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
 
 
 def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
-    for left in folder.parent.glob(f".{jars.name}-*"):  # of a killed process: only the lock's holder has such a folder
+    for left in folder.parent.glob(f".{jars.name}-*"):  # left by a killed process: this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
         work = Path(name)
@@ -105,7 +106,7 @@ def _ivy(work: Path, cache: Path, java_home: Path, options: list[str]) -> tuple[
         java_home / "bin" / "java",
         *options,
         f"-Divy.default.ivy.user.dir={make_folder(cache)}",
-        f"-Duser.home={cache}",  # so that nothing is read from or written to the user's own folders
+        f"-Duser.home={cache}",  # so that Ivy neither reads nor writes the user's own folders
         *("-jar", _ivy_jar(), "-ivy", work / "ivy.xml", "-cache", cache / "cache", "-confs", "default"),
         *("-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"),
     ]
@@ -147,7 +148,7 @@ def _ivy_file(jars: JarSet) -> str:
 
 
 def proxy_options() -> list[str]:
-    """Convert HTTP_PROXY, HTTPS_PROXY and NO_PROXY to Java's options, without credentials."""
+    """Return Java options for HTTP_PROXY, HTTPS_PROXY and NO_PROXY. Credentials in the variables are left out."""
     options = []
     proxies = urllib.request.getproxies_environment()
     for scheme in ("http", "https"):

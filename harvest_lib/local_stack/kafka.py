@@ -1,10 +1,10 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each both broker and controller.
 
-Every broker has two listeners: without authentication (`bootstrap_servers`), and with SASL/PLAIN for a user
-whose password is generated once (`sasl_bootstrap_servers`). Detours add listeners whose clients connect through other
-addresses, which may break. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
-automatically. Logs are replicated to all brokers. Data is kept between runs, separately for each version, number of
-brokers and kind.
+Every broker has two listeners: `bootstrap_servers` without authentication, and `sasl_bootstrap_servers` with SASL/PLAIN
+for a user with a generated password. Detours add listeners that advertise other addresses, so that a
+proxy can break connections. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
+automatically. Topics are replicated to all brokers. Data persists between runs, separately for each version, number of
+brokers, and secured or not.
 """
 
 import base64
@@ -38,7 +38,7 @@ _STARTS = 3
 _STOP_SECONDS = 10
 
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
-_SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)  # no time for optimizing to pay off
+_SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)  # the process ends before optimized code would pay off
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.log.kafka.server=info",
@@ -49,7 +49,7 @@ _LOGGING = (
 
 
 class KafkaCluster:
-    """A cluster of a version with its data below a state folder; its jars and Java come from `parts`."""
+    """A Kafka cluster. Its data is below the folder `state`, its jars and Java below `parts`."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class KafkaCluster:
         acls: bool = False,
         optimized: bool = True,
     ) -> None:
-        """Prepare; nothing is written or started yet.
+        """Only set the parameters. Nothing is written or started yet.
 
-        `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), a port for each broker, that lead to
-        `ports["name-1"]` and so on: a client that bootstraps there is directed back there, without authentication.
-        With `security` there are its listeners instead. With `acls` an authenticated client has only the rights
-        granted; a client without authentication may do everything, grant too. Without `optimized` a broker costs less
-        in its first minutes, and more later.
+        `detours` maps a name to the advertised ports of 127.0.0.1 (or addresses) of an additional listener, a port for
+        each broker. A proxy of yours must forward them to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
+        this listener do not authenticate. `security` replaces all listeners by its own. With `acls` an
+        authenticated client has only granted rights, and a client without authentication has all rights. Without
+        `optimized` a broker uses less CPU in its first minutes, and more later.
         """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
@@ -84,10 +84,10 @@ class KafkaCluster:
             )
             for number in range(1, brokers + 1)
         ]
-        """The processes, broker 1 first: to be killed or frozen singly; `start_broker` brings a broker back."""
+        """The processes, broker 1 first. They may be killed or frozen individually; `start_broker` restarts one."""
         self.ports: dict[str, int] = {}
         self.detours: Mapping[str, Sequence[int | str]] = dict(detours or {})
-        """May be changed before `prepare`."""
+        """As in the constructor; may be changed before `prepare`."""
         self._parts = parts or state
         self._security = security
         self._acls = acls
@@ -96,11 +96,12 @@ class KafkaCluster:
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
         self._starts = 0
-        """With the ports of `prepare`, which may still change; 0 once clients may know them."""
+        """Number of starts since the constructor; 0 once the cluster was ready. Then clients may know the ports, so a
+        restart must not change them."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Bootstrap servers: without authentication, or of a secured cluster by SCRAM."""
+        """Bootstrap servers of the listener without authentication; in a secured cluster, of the listener for SCRAM."""
         return ",".join(f"127.0.0.1:{self.port(number)}" for number in self._numbers)
 
     @property
@@ -110,23 +111,23 @@ class KafkaCluster:
 
     @property
     def tls_bootstrap_servers(self) -> str:
-        """Bootstrap servers of a secured cluster for clients with a certificate."""
+        """Bootstrap servers of the listener for clients with a certificate, in a secured cluster."""
         return ",".join(f"127.0.0.1:{self.ports[f'tls-{number}']}" for number in self._numbers)
 
     @property
     def operator_settings(self) -> dict[str, str]:
-        """The client settings of the operator, the user with all rights."""
+        """The client settings of a user with all rights: the operator of a secured cluster, else the anonymous user."""
         if self._security is None:
             return {"bootstrap.servers": self.bootstrap_servers}
         return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
 
     def port(self, number: int) -> int:
-        """Return the port of a broker; call `prepare` first."""
+        """Return the port of a broker's first listener. Call `prepare` first."""
         return self.ports[f"{self._roles[0]}-{number}"]
 
     @property
     def sasl_settings(self) -> dict[str, str]:
-        """The client settings that the SASL listener accepts, password included."""
+        """The client settings for the SASL/PLAIN listener, password included."""
         return {
             "bootstrap.servers": self.sasl_bootstrap_servers,
             "security.protocol": "SASL_PLAINTEXT",
@@ -142,7 +143,8 @@ class KafkaCluster:
         self.await_ready()
 
     def prepare(self) -> None:
-        """Bring jars and configuration, and begin to format new data, which takes a second or so."""
+        """Download jars, choose ports and write the configuration. Start to format new data in the background, which
+        takes about a second."""
         java_home = find_java(self._parts)
         jars = resolve(kafka_jars(self.version), self._parts, java_home)
         self._java = [java_home / "bin" / "java", *self._options, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
@@ -157,7 +159,7 @@ class KafkaCluster:
                 arguments = [*_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
                 arguments += ["--config", self._properties(number), "--cluster-id", self._identity()["cluster"]]
                 arguments += self._security.format_arguments() if self._security else []
-                # In a file: everybody on the machine can read a command line.
+                # The arguments are in a file, because every user of the machine can read a command line.
                 write_private(self._format_file(number), argument_file(arguments))
                 formatting = subprocess.Popen(
                     through_child([self._java[0], f"@{self._format_file(number)}"]),
@@ -176,13 +178,13 @@ class KafkaCluster:
             self.start_broker(number)
 
     def start_broker(self, number: int) -> None:
-        """Start a broker (the first is 1) without waiting until it answers."""
+        """Start a broker, by its number from 1, without waiting until it answers."""
         command = [*self._java, "kafka.Kafka", self._properties(number)]
         self.brokers[number - 1].spawn(command, environment=java_environment())
 
     def await_ready(self) -> None:
-        """Wait until every broker has joined and answers clients. Until then another process may take a chosen port:
-        the cluster then starts again on other ports, as long as no client can know them."""
+        """Wait until every broker has joined and answers clients. If another process took a chosen port, restart the
+        cluster on other ports, unless clients may know the ports already. Raises StackError."""
         while True:
             try:
                 self._await_brokers()
@@ -238,7 +240,8 @@ class KafkaCluster:
         shutil.rmtree(self.data(number), ignore_errors=True)
 
     def answers(self) -> bool:
-        """Return True if all brokers are members of the cluster as a client sees it; another cluster does not count."""
+        """Return True if a client sees all brokers in this cluster's metadata. The metadata of another cluster, on the
+        same ports, does not count."""
         with AdminClient({**self.operator_settings, "log_level": 0}) as admin:
             try:
                 seen = admin.list_topics(timeout=2)
@@ -252,7 +255,7 @@ class KafkaCluster:
             broker.begin_stop()
 
     def stop(self) -> None:
-        """Shut all brokers down, together, then by force."""
+        """Shut all brokers down at the same time, and kill brokers that do not end."""
         while self._formatting:
             self._give_up_formatting(*self._formatting.pop())
         self.begin_stop()
@@ -260,17 +263,17 @@ class KafkaCluster:
             broker.stop()
 
     def kill(self) -> None:
-        """End all brokers as a crash would."""
+        """Kill all brokers, as in a crash."""
         for broker in self.brokers:
             broker.kill()
 
     def suspend(self) -> None:
-        """Freeze all brokers."""
+        """Freeze all broker processes by SIGSTOP."""
         for broker in self.brokers:
             broker.suspend()
 
     def resume(self) -> None:
-        """Thaw all brokers."""
+        """Let frozen brokers continue."""
         for broker in self.brokers:
             broker.resume()
 
@@ -285,7 +288,7 @@ class KafkaCluster:
         return ("plain", "sasl", "controller", *self.detours)
 
     def data(self, number: int) -> Path:
-        """Return the folder with a broker's log."""
+        """Return the folder with a broker's data."""
         return self._folder / f"broker-{number}"
 
     def _properties(self, number: int) -> Path:
@@ -295,10 +298,10 @@ class KafkaCluster:
         return self._folder / f"format-{number}.arguments"
 
     def _identity(self) -> Mapping[str, str]:
-        """The cluster's id and the SASL user's password: made once, then read."""
+        """Return the cluster's id and the SASL user's password. They are generated once and stored in a file."""
         file = self._folder / "identity.json"
         if not file.exists():
-            # The first byte is zero: an id that begins with '-' would be read as an option.
+            # The first byte is zero, because the tool would parse an id that begins with '-' as an option.
             cluster = base64.urlsafe_b64encode(bytes(1) + uuid.uuid4().bytes[1:]).decode().rstrip("=")
             write_private(file, json.dumps({"cluster": cluster, "password": secrets.token_urlsafe(24)}))
         identity: Mapping[str, str] = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The configuration of a Kafka broker, which is a controller too."""
+"""The configuration of a Kafka broker that is also a controller."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 _OF_ONE = {
     "broker.session.timeout.ms": 15_000,
     "broker.heartbeat.interval.ms": 3000,
-    # No other controller waits for a sign of life. Twice a second costs half the load of an idle broker.
+    # With a single broker no other controller waits for these records. By default they are written twice a second, half
+    # the load of an idle broker.
     "metadata.max.idle.interval.ms": 0,
 }
 
@@ -21,14 +22,15 @@ def broker_properties(
     access: Mapping[str, object],
     start_seconds: int,
 ) -> str:
-    """Return the text of its file. There is a broker for each port in `controllers`; listeners are addresses by name,
-    `access` has their security settings. A broker may take `start_seconds` to join."""
+    """Return the text of a broker's properties file. `controllers` has the controller port of each broker. `listeners`
+    and `advertised` map listener names to addresses, and `access` has their security settings. A broker may take
+    `start_seconds` to join."""
     replicas = len(controllers)
     voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(controllers, 1))
     settings = {
         "process.roles": "broker,controller",
         "node.id": number,
-        # Named here and not in the data, so that a port may change between two runs.
+        # The voters are set here, and not in the data, so that a port may change between two runs.
         "controller.quorum.voters": voters,
         "controller.listener.names": "CONTROLLER",
         "listeners": _addresses(listeners),
@@ -47,12 +49,13 @@ def broker_properties(
         "share.coordinator.state.topic.min.isr": min(2, replicas),
         "group.initial.rebalance.delay.ms": 0,
         "group.min.session.timeout.ms": 1000,
-        # A minute by default, after which a broker that a busy machine holds up ends itself.
+        # The default is a minute, after which a broker exits. On a busy machine the registration may take longer.
         "initial.broker.registration.timeout.ms": 1000 * start_seconds,
-        # A broker that crashed may come back once its old session is over. A broker that a busy machine holds up for
-        # longer takes no new topics for a moment, and a single broker has no other to take them.
+        # With several brokers the session is short, because a crashed broker may only rejoin after its old session has
+        # ended. If a busy machine delays a broker for longer than its session, it gets no new topics for a moment. A
+        # single broker has a long session, because no other broker could get them.
         **(_OF_ONE if replicas == 1 else {"broker.session.timeout.ms": 4000, "broker.heartbeat.interval.ms": 500}),
-        # By default half of the heap below.
+        # The default would be half of the heap, see `_JVM` of `kafka`.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
         "num.network.threads": 2,
         "num.io.threads": 4,

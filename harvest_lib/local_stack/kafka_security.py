@@ -1,8 +1,8 @@
 """The security settings of a Kafka cluster. A secured cluster has two listeners, both with TLS, and ACLs and users.
 
-Clients connect to `SASL` (SASL_SSL, SCRAM-SHA-512) or to `TLS` (SSL, with a certificate of their own). A user is the
-same principal at both: the name of SCRAM, or the CN of the certificate. Brokers and controllers use certificates too,
-so that no listener accepts an anonymous client. Operations without an ACL are refused.
+Clients connect to the listener `SASL` (SASL_SSL, SCRAM-SHA-512) or `TLS` (SSL, with a client certificate). A user is
+the same principal at both listeners: the user name of SCRAM, or the CN of the certificate. Brokers and controllers use
+certificates too, so that no listener accepts an anonymous client. Operations without an ACL are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSecurity:
-    """The certificates of an authority, by name, and the folder with the users' passwords. The operator may do all."""
+    """The files of a secured cluster: the authority's certificate, certificates by name, and the folder with the users'
+    passwords. The user `operator` has all rights."""
 
     authority: Path
     certificates: Mapping[str, Certificate]
@@ -29,7 +30,7 @@ class KafkaSecurity:
     users: tuple[str, ...]
 
     def settings(self) -> dict[str, object]:
-        """Return the brokers' settings; listeners named SASL, TLS and CONTROLLER have to be there."""
+        """Return the security settings of brokers. They require listeners with the names SASL, TLS and CONTROLLER."""
         required = {f"listener.name.{each}.ssl.client.auth": "required" for each in ("tls", "controller")}
         return {
             "inter.broker.listener.name": "TLS",
@@ -51,7 +52,7 @@ class KafkaSecurity:
         }
 
     def format_arguments(self) -> list[str]:
-        """Return the arguments by which StorageTool adds the users to new data; they hold passwords."""
+        """Return StorageTool's arguments that add the users to new data. The arguments contain passwords."""
         return [
             word
             for user in self.users
@@ -69,7 +70,7 @@ class KafkaSecurity:
         }
 
     def by_certificate(self, user: str, servers: str) -> dict[str, str]:
-        """Return the client settings of a user at the listener TLS: paths only."""
+        """Return the client settings of a user at the listener TLS. They contain paths, and no secrets."""
         return {
             "bootstrap.servers": servers,
             "security.protocol": "SSL",
@@ -80,7 +81,8 @@ class KafkaSecurity:
 
 
 def unsecured_settings(roles: Sequence[str], password: str, *, acls: bool) -> dict[str, object]:
-    """Return the brokers' settings without TLS. Listeners are named after the roles; `sasl` has a single user."""
+    """Return the security settings of brokers without TLS. Each role is a listener; only the listener `sasl` requires
+    authentication, and has a single user with this password."""
     login = f'PlainLoginModule required user_{SASL_USER}="{password}";'
     return {
         **({"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if acls else {}),

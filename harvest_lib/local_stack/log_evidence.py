@@ -1,4 +1,4 @@
-"""The lines of a server's log that explain its end: errors rather than the shutdown that follows them."""
+"""Finds the lines of a server's log that explain why it ended: errors, not the messages of the shutdown after them."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ _TIME = re.compile(r"^[\d:., T+-]{19,}Z?( [A-Z]{3,4})?\s*")
 
 
 def said_since(log: Path, start: int) -> str:
-    """Return the text of a log from a position on, only its end if that is long."""
+    """Return the text of a log from a byte position on; at most its last 512 KiB."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -26,7 +26,7 @@ def said_since(log: Path, start: int) -> str:
 
 
 def telling(text: str) -> str:
-    """Return the first and the last errors of a log on one line, each once; without errors the last lines."""
+    """Return the first three and the last two distinct errors of a log, on one line; without errors, its last lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found: dict[str, str] = {}
     for line in lines:
@@ -40,5 +40,5 @@ def telling(text: str) -> str:
 
 
 def tells_taken_address(text: str) -> bool:
-    """Return True if a server reports that its port was taken."""
+    """Return True if the text of a server's log reports that its port was in use."""
     return _ADDRESS_TAKEN.search(text) is not None

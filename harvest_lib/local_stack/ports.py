@@ -1,8 +1,8 @@
-"""Ports on 127.0.0.1: chosen once, then kept as long as no other process takes them.
+"""Chooses ports on 127.0.0.1, and reuses them in later runs unless another process has taken them.
 
-They are below the ephemeral range. A server binds its port seconds after it was chosen, and on a busy machine an
-outgoing connection could have an ephemeral port by then. Other processes of this user that choose ports here pass over
-the ports of this process, as long as it lives.
+Ports are below the ephemeral range: a server binds its port seconds after the choice, and on a busy machine an outgoing
+connection could have taken an ephemeral port by then. Other processes of this user that choose ports with this module
+skip the ports that this process has chosen, until it ends.
 """
 
 import fcntl
@@ -25,14 +25,15 @@ _FIRST_EPHEMERAL = 32_768  # Linux's default
 _TRIES = 100
 
 _chosen: set[int] = set()
-"""Ports that this process chose, for any file: not chosen again for another file."""
+"""All ports that this process has chosen. None of them is chosen again at random."""
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
-    """Return a free port for each name: the file's port if it is still free, else a new port, written to the file."""
+    """Return a free port for each name: the port in the file if it is still free, else a new port. The ports are
+    written to the file."""
     known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports: dict[str, int] = {}
-    with ExitStack() as held:  # all are held until the last is known, so that none is returned twice
+    with ExitStack() as held:  # each port stays bound until all are chosen, so that no port is chosen twice
         for name in names:
             listener = (_bind(known[name]) if name in known else None) or _bind_another()
             ports[name] = held.enter_context(listener).getsockname()[1]
@@ -52,7 +53,8 @@ def accepts(port: int) -> bool:
 
 
 def occupant(port: int) -> str:
-    """Return the process that listens on the port, as far as this user may know it; empty without a listener."""
+    """Return a text about the process that listens on the port; empty if no process does. The process's name and id are
+    missing if this user may not see them."""
     try:
         found = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
         listening = [each for each in found if each.status == psutil.CONN_LISTEN]
@@ -79,7 +81,7 @@ def _bind_another() -> socket.socket:
 
 def _bind(port: int) -> socket.socket | None:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT does not count
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers: a port in TIME_WAIT is free
     try:
         listener.bind(("127.0.0.1", port))
         listener.listen()  # with SO_REUSEADDR only a listening socket keeps its port from other processes
@@ -93,7 +95,8 @@ def _bind(port: int) -> socket.socket | None:
 
 
 def _reserve(port: int) -> bool:
-    """Keep a port from other processes that choose ports until this process ends; false when another process has it."""
+    """Reserve a port against other processes that use this module, until this process ends. Return False if another
+    process has reserved it."""
     file = _reservations()
     if file is None:
         return True
@@ -106,7 +109,8 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _reservations() -> int | None:
-    """Open the file whose bytes stand for ports, a lock on a byte for a reservation; None if it cannot be opened."""
+    """Open the file of reservations: a lock on byte N of the file reserves port N. Return its descriptor; None if it
+    cannot be opened or belongs to another user."""
     place = Path(tempfile.gettempdir()) / f"harvest-ports-{os.getuid()}"
     try:
         file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -115,4 +119,4 @@ def _reservations() -> int | None:
     if os.fstat(file).st_uid != os.getuid():
         os.close(file)
         return None
-    return file  # stays open: the locks end when it is closed
+    return file  # the file stays open, because closing it would release the locks

@@ -1,9 +1,9 @@
-"""A Postgres server: the binaries of a wheel, started by the library itself on 127.0.0.1.
+"""A Postgres server from the binaries of a wheel, started as a child process on 127.0.0.1.
 
-Its data is kept between runs, and durable as in production unless `durable` is False. Passwords are checked (SCRAM);
-the superuser's is generated once and kept in a file that only its owner can read. As root, the server runs as `nobody`,
-because Postgres refuses root, and reaches its files even below folders closed to that user. A secured server accepts
-connections with TLS only, and keeps its data separately.
+Its data persists between runs, and commits are durable unless `durable` is False. Clients authenticate by password
+(SCRAM). The superuser's password is generated once and stored in a file that only its owner can read. If this process
+is root, the server runs as `nobody`, because Postgres refuses to run as root; it can read its files even below folders
+that are closed to `nobody`. A secured server accepts only connections with TLS, and has its own data.
 """
 
 import importlib.util
@@ -29,12 +29,12 @@ from harvest_lib.local_stack.process import Identity, ServerProcess, through_chi
 from harvest_lib.local_stack.state import make_folder, write_private
 
 VERSIONS = {"18": "pginstall18", "16": "pginstall"}
-"""The versions the wheel has, and the folder of each in it."""
+"""The folder in the wheel for each version that the wheel contains."""
 
 _READY_SECONDS = 120
 _MAKE_SECONDS = 180
 _STARTS = 3
-_SOCKET_PATH_BYTES = 100  # a Unix socket's path, the file's own name included, must stay below 108
+_SOCKET_PATH_BYTES = 100  # the path of a Unix socket, including the file name, must be shorter than 108 bytes
 
 _SETTINGS = {
     "wal_level": "logical",
@@ -47,15 +47,16 @@ _TLS_ONLY = "hostssl all,replication all 127.0.0.1/32 scram-sha-256\n"
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 _HASHED_ONCE = {"scram_iterations": "1"}
 _HASHED_ONCE_SINCE = 16
-"""The password is random: hashing it 4096 times costs a client 5 ms and protects nothing."""
+"""First version with `scram_iterations`. In tests a password is hashed once: it is random, so hashing it 4096 times
+would take 5 ms for each connection and protect nothing."""
 
 
 class PostgresServer:
-    """A Postgres of a version with its data below a state folder."""
+    """A Postgres server with its data below a state folder."""
 
     def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
-        """Prepare; nothing is written or started yet. Without `durable`, for tests, a crash of the machine may lose
-        commits, and passwords are hashed once. With `tls` it accepts no other connections."""
+        """Only set the parameters. Nothing is written or started yet. Without `durable` (for tests) a crash of the
+        machine may lose commits, and passwords are hashed once. With `tls` only connections with TLS are accepted."""
         if version not in VERSIONS:
             raise StackError(
                 f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
@@ -79,17 +80,17 @@ class PostgresServer:
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's process id while it runs."""
+        """The postmaster's process id; None if it does not run."""
         return self._process.pid
 
     @property
     def folder(self) -> Path:
-        """Folder of all files that the server writes, but for its log."""
+        """Folder of all files that the server writes, except its log."""
         return self._folder
 
     @property
     def log(self) -> Path:
-        """The server's log."""
+        """Path of the server's log."""
         return self._process.log
 
     @property
@@ -105,12 +106,12 @@ class PostgresServer:
         )
 
     def start(self) -> None:
-        """Start the server, making its data first if there is none, and wait until it answers."""
+        """Start the server and wait until it answers. Initialize its data first if there is none."""
         self.spawn()
         self.await_ready()
 
     def spawn(self) -> None:
-        """Start the server without waiting until it answers."""
+        """Start the server without waiting until it answers. Initialize its data first if there is none."""
         user = _unprivileged()
         if not self._data.exists():
             self._initialize(user)
@@ -132,7 +133,8 @@ class PostgresServer:
         self._process.spawn(command, environment=_environment(), user=user, paths=[self._data])
 
     def await_ready(self) -> None:
-        """Wait until a client can connect. If another process took the port since it was chosen, start on another."""
+        """Wait until a client can connect. If another process took the chosen port, start again on another port, at
+        most twice. Raises StackError."""
         for last in (False,) * (_STARTS - 1) + (True,):
             try:
                 self._process.await_ready(self.answers, seconds=_READY_SECONDS)
@@ -152,15 +154,16 @@ class PostgresServer:
         return True
 
     def stop(self) -> None:
-        """Shut the server down: fast, then immediately, then by force."""
+        """Shut the server down: by Postgres' fast shutdown, then immediate shutdown, then SIGKILL."""
         self._process.stop()
 
     def kill(self) -> None:
-        """End the server as a crash would."""
+        """Kill the server, as in a crash."""
         self._process.kill()
 
     def copy(self, primary: "PostgresServer", name: str) -> None:
-        """Copy the data of a running server. Once started, this server follows it under this name."""
+        """Copy the data of a running primary, so that this server, when started, is its standby with the application
+        name `name`."""
         user = _unprivileged()
         make_folder(self._folder)
         self._data.mkdir(mode=0o700)
@@ -172,7 +175,7 @@ class PostgresServer:
         command: list[str | Path] = [self._binary("pg_basebackup"), "-D", self._data, "--write-recovery-conf"]
         command += ["--checkpoint=fast", *([] if self._durable else ["--no-sync"])]
         command += ["-d", make_conninfo("", **followed, application_name=name)]
-        # In the environment: everybody on the machine can read a command line.
+        # The password is in the environment, because every user of the machine can read a command line.
         environment = {**_environment(), "PGPASSWORD": str(known["password"])}
         self._run(command, user, self._data, f"the data of Postgres {self.version} could not be copied", environment)
 
@@ -186,17 +189,17 @@ class PostgresServer:
         shutil.rmtree(self._data)
 
     def suspend(self) -> None:
-        """Freeze the postmaster: no new connection is answered, the open connections go on."""
+        """Freeze the postmaster by SIGSTOP. New connections get no answer, but open connections continue to work."""
         self._process.suspend()
 
     def resume(self) -> None:
-        """Thaw the postmaster."""
+        """Let a frozen postmaster continue."""
         self._process.resume()
 
     def _initialize(self, user: Identity | None) -> None:
         make_folder(self._folder)
         new = self._folder / "new"
-        shutil.rmtree(new, ignore_errors=True)  # of an initialisation that did not finish
+        shutil.rmtree(new, ignore_errors=True)  # left by an initialization that did not finish
         new.mkdir(mode=0o700)
         password = secrets.token_urlsafe(24)
         write_private(self._password_file, password)
@@ -245,7 +248,7 @@ class PostgresServer:
         return self._tls.binaries / name if self._tls else _binary(name, self.version)
 
     def _secure(self, tls: ServerTls, user: Identity | None) -> None:
-        """Write certificate, key and pg_hba.conf beside the data, readable for the user the server runs as."""
+        """Write certificate, key and pg_hba.conf into the data folder, readable only for the user of the server."""
         texts = {
             "server.pem": tls.certificate.certificate.read_text(),
             "server.key": tls.certificate.key.read_text(),
@@ -257,7 +260,8 @@ class PostgresServer:
                 os.chown(self._data / name, user.uid, user.gid)
 
     def _clear_leftover(self) -> None:
-        """End a server that an earlier run left behind, and remove a lock file whose process id was reused."""
+        """End a server and its backends that an earlier run left running. Remove the lock file, also if its process id
+        belongs to another process now."""
         lock = self._data / "postmaster.pid"
         if not lock.exists():
             return
@@ -267,7 +271,7 @@ class PostgresServer:
                 leftover.send_signal(signal.SIGQUIT)
                 leftover.wait(15)
             lock.unlink()
-        # Backends outlive a killed postmaster until they notice it, and no postmaster starts while a backend lives.
+        # Backends continue for a moment after their postmaster was killed, and no postmaster starts before they end.
         orphans = [each for each in psutil.process_iter() if _works_in(each, self._data)]
         for each in orphans:
             with suppress(psutil.Error):

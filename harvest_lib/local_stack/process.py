@@ -1,6 +1,7 @@
-"""A server process: started through `child`, so that it never outlives this process, with its output in a log file.
+"""A server process with its output in a log file. It is started through `child`, so that it never outlives this
+process.
 
-Start it from a thread that lives as long as the server: the kernel ends it when that thread ends.
+Start it from a thread that lives as long as the server, because the kernel ends the server when that thread ends.
 """
 
 import os
@@ -22,7 +23,7 @@ from harvest_lib.local_stack.state import make_folder, private_log
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 10
 _STANDS_STILL = {"T", "t", "Z", "X"}
-"""States of a thread in /proc that runs nothing any more: stopped, traced, ended."""
+"""States in /proc of a thread that does not run any more: stopped, traced, ended."""
 _LOG_BYTES = 16 * 1024 * 1024
 
 
@@ -37,10 +38,10 @@ class ServerProcess:
         stop_signals: Mapping[signal.Signals, float],
         end_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
-        """Prepare; nothing is started yet.
+        """Only set the parameters. Nothing is started yet.
 
-        `stop_signals` are tried in order, each for its seconds, before SIGKILL; the kernel sends `end_signal`
-        when this process dies.
+        `stop` sends the `stop_signals` in order, and waits for the given seconds after each, before it sends SIGKILL.
+        The kernel sends `end_signal` when this process dies.
         """
         self.name = name
         self.log = log
@@ -51,17 +52,17 @@ class ServerProcess:
 
     @property
     def said(self) -> str:
-        """Log of the process since it was started, only its end if that is long."""
+        """The text that the process has logged since its last start; at most the last 512 KiB."""
         return said_since(self.log, self._log_start)
 
     @property
     def found_port_taken(self) -> bool:
-        """True if the process has ended because it could not have its port."""
+        """True if the process has ended because its port was in use."""
         return self._process is not None and self.pid is None and tells_taken_address(self.said)
 
     @property
     def pid(self) -> int | None:
-        """The process's id while it runs."""
+        """The process's id; None if it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def spawn(
@@ -72,7 +73,8 @@ class ServerProcess:
         user: "Identity | None" = None,
         paths: Sequence[Path] = (),
     ) -> None:
-        """Start the command, as `user` able to reach the paths; returns at once."""
+        """Start the command without waiting. With `user` it runs as that user, and can read `paths` even if the user
+        may not enter their folders."""
         make_folder(self.log.parent)
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
@@ -84,12 +86,13 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # this process turns a Ctrl-C at the terminal into an orderly stop
+                start_new_session=True,  # Ctrl-C at the terminal reaches only this process, which then stops the server
                 cwd="/",
             )
 
     def await_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Wait until `ready()`. Raises StackError with its log's errors if the process ends first or time is up."""
+        """Wait until `ready()` returns True. Raises StackError, with errors from the log, if the process ends first or
+        the time is over."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.require_running()
@@ -98,19 +101,19 @@ class ServerProcess:
             time.sleep(_POLL_SECONDS)
 
     def require_running(self) -> None:
-        """Raise StackError, with evidence from its log, when a process that is starting has ended."""
+        """Raise StackError, with errors from the log, if the process has ended while it was starting."""
         if self.pid is None:
             code = self._process.returncode if self._process else None
             raise self._failed(f"{self.name} ended while it started (exit code {code})")
 
     def begin_stop(self) -> None:
-        """Request the process to end, without waiting: for several that shall end together."""
+        """Request the process to end, without waiting, so that several processes can end at the same time."""
         if self._process and self._process.poll() is None:
             self.resume()
             self._process.send_signal(next(iter(self._stop_signals)))
 
     def stop(self) -> None:
-        """End the process in order, then by force; does nothing when it does not run."""
+        """End the process by its stop signals, then by SIGKILL. No effect if it does not run."""
         if self._process is None:
             return
         for number, seconds in self._stop_signals.items():
@@ -123,7 +126,7 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process and all it started by SIGKILL, as a crash would."""
+        """End the process and all its descendants by SIGKILL, as in a crash."""
         if self._process is None:
             return
         try:
@@ -141,8 +144,8 @@ class ServerProcess:
         self._process = None
 
     def suspend(self) -> None:
-        """Freeze the process by SIGSTOP, and wait until each of its threads stands: on a busy machine they go on for a
-        moment, also when the first thread stands."""
+        """Freeze the process by SIGSTOP, and wait until each of its threads has stopped. On a busy machine some threads
+        continue for a moment, even after the first thread has stopped."""
         if self.pid is None:
             return
         psutil.Process(self.pid).suspend()
@@ -153,7 +156,7 @@ class ServerProcess:
             time.sleep(_POLL_SECONDS)
 
     def resume(self) -> None:
-        """Thaw the process."""
+        """Let a frozen process continue."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
@@ -169,14 +172,14 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Identity:
-    """The user a server runs as when this process is root, and the paths it can reach."""
+    """The user as which a server runs if this process is root."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
         self.gid = gid
 
     def reaches(self, path: Path) -> bool:
-        """Return True if the user may enter (or run) the path and every folder on the way to it."""
+        """Return True if the user has execute permission for the path and every folder above it."""
         for place in (path.resolve(), *path.resolve().parents):
             status = place.stat()
             if status.st_uid == self.uid:
@@ -197,7 +200,8 @@ def through_child(
     user: Identity | None = None,
     paths: Sequence[Path] = (),
 ) -> list[str]:
-    """Wrap a command so that it ends with this process, and runs as `user` able to reach the command and the paths."""
+    """Return a command that runs `command` through `child`: it ends when this process ends. With `user` it runs as that
+    user, and can reach the command and `paths` even if the user may not enter their folders."""
     wrapped = [sys.executable, "-I", "-S", str(Path(child.__file__).resolve()), "--parent", str(os.getpid())]
     wrapped += ["--signal", str(int(end_signal))]
     if user:
@@ -208,12 +212,12 @@ def through_child(
 
 
 def _stands_still(pid: int) -> bool:
-    """Return True if no thread of a process runs."""
+    """Return True if all threads of a process are stopped or ended."""
     return all(_state(task) in _STANDS_STILL for task in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def _state(task: Path) -> str:
-    """Return the state of a thread, as /proc has it; the state of an ended thread if it is gone."""
+    """Return the state letter of a thread from /proc; `X` (ended) if the thread does not exist any more."""
     try:
         return (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -221,7 +225,7 @@ def _state(task: Path) -> str:
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """Return the last lines of a log, at most 16 KiB of them, on one line."""
+    """Return the last lines of a log, joined into a single line. Only the last 16 KiB are read."""
     if not log.exists():
         return "its log is empty"
     with log.open("rb") as file:

@@ -1,11 +1,12 @@
-"""The local stack as a whole: a Postgres and a Kafka cluster, and services on them, that start and end together.
+"""The local stack: a Postgres, a Kafka cluster, and services that use both. They start and end together.
 
     with Stack() as stack:
         connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
 
-Servers named in the environment (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) replace the stack's own. One stack at a
-time holds a state folder. Whatever ends the holding process ends its servers (on Linux); data stays for the next
-run. Start it from a thread that lives as long as the stack: the kernel ends the servers when that thread ends.
+Servers that the environment names (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) replace the stack's own servers. Only one
+stack at a time can use a state folder. On Linux the servers end with the process that started them, even if it is
+killed; their data stays for the next run. Start the stack from a thread that lives as long as the stack, because the
+kernel ends the servers when that thread ends.
 """
 
 import os
@@ -32,26 +33,26 @@ _OUTSIDE_SECONDS = 10
 
 
 class Services(Protocol):
-    """Services on the servers of a stack: they start after the servers, and end before them."""
+    """Services that use the servers of a stack. They start after the servers, and end before the servers."""
 
     def start(self, *, dsn: str, bootstrap_servers: str) -> None:
-        """Start all and wait until they serve. Raises StackError; `stop` ends what is left then."""
+        """Start all services and wait until they serve. Raises StackError; then `stop` ends the services that run."""
 
     def revive(self) -> list[str]:
-        """Start the services again that ended by themselves, and return their names."""
+        """Restart the services that ended by themselves, and return their names."""
 
     def stop(self) -> None:
-        """End all; does nothing when none runs."""
+        """End all services. No effect if none runs."""
 
     def describe(self) -> tuple[Server, ...]:
         """Return the running services with their addresses."""
 
     def notes(self) -> dict[str, str]:
-        """Return further lines to show of them, by their titles."""
+        """Return additional lines to display about the services, by title."""
 
 
 class Stack:
-    """Postgres and Kafka for as long as it is open."""
+    """A context manager that runs Postgres and Kafka."""
 
     def __init__(
         self,
@@ -67,12 +68,13 @@ class Stack:
         acls: bool = False,
         services: Services | None = None,
     ) -> None:
-        """Prepare; nothing is written or started yet.
+        """Only set the parameters. Nothing is written or started yet.
 
-        `state` is the folder for data and logs (`.harvest` by default), `parts` the folder for downloads
-        (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
-        Postgres does not wait for the disk, and Kafka is not `optimized`. `secure`: with TLS and users only, see
-        `secure`; raises StackError for variables against that. `acls`: see `KafkaCluster`. `services` run on both.
+        `state` is the folder for data and logs (`.harvest` by default), and `parts` the folder for downloads such as
+        jars (the state folder by default). `fresh` removes the data of earlier runs first. Without `durable` Postgres
+        does not wait for the disk, and Kafka is not `optimized`. `secure`: only clients with TLS and a user are
+        accepted, see the module `secure`; raises StackError if the environment names other servers. `acls`: see
+        `KafkaCluster`. `services` use both servers.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -111,10 +113,10 @@ class Stack:
         return self.kafka.bootstrap_servers if self.kafka else self._outside_servers
 
     def start(self) -> None:
-        """Start the servers that the environment does not name and wait until all answer.
+        """Start the servers that the environment does not name, and wait until all servers answer.
 
-        Raises StackError when another process holds the state folder or a server does not come up; nothing is left
-        running then.
+        Raises StackError if another process uses the state folder or a server does not start. Then no server is left
+        running.
         """
         try:
             self._hold_folder()
@@ -136,7 +138,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stop the servers of this stack, in order and then by force; does nothing when they do not run."""
+        """Stop the servers of this stack, by force if they do not end in order. No effect if they do not run."""
         try:
             if self._services:
                 self._services.stop()
@@ -153,7 +155,7 @@ class Stack:
             self._held.close()
 
     def revive(self) -> list[str]:
-        """Start the servers again that ended by themselves, and return their names."""
+        """Restart the servers and services that ended by themselves, and return their names."""
         names = []
         if self.postgres and self.postgres.pid is None:
             self.postgres.start()
@@ -172,7 +174,8 @@ class Stack:
         return names
 
     def mend(self) -> list[str]:
-        """Thaw the servers that a test froze, and restart servers that ended; without network when none ended."""
+        """Let servers that a test froze continue, and restart servers that ended. Return the names of the latter. If no
+        server ended, no network connection is made."""
         if self.postgres:
             self.postgres.resume()
         if self.kafka:
@@ -201,7 +204,7 @@ class Stack:
         )
 
     def to_json(self) -> str:
-        """Return the description as JSON, the password hidden."""
+        """Return the description as JSON, with the password hidden."""
         return self.describe().to_json()
 
     def __enter__(self) -> Self:
@@ -216,7 +219,7 @@ class Stack:
         self.stop()
 
     def __repr__(self) -> str:
-        """Show the folder, and nothing secret."""
+        """Return a text with the folder and without secrets."""
         return f"Stack({str(self.state)!r})"
 
     def _hold_folder(self) -> None:
@@ -230,8 +233,8 @@ class Stack:
         self._holds = True
 
     def _abandon(self) -> None:
-        """Stop the started servers; a folder that another process holds is left as it is."""
-        with suppress(OSError):  # the first error has the cause
+        """Stop the started servers. If another process uses the folder, change nothing in it."""
+        with suppress(OSError):  # the caller raises the first error, which has the cause
             if self._holds:
                 self.stop()
         self._held.close()
@@ -240,7 +243,7 @@ class Stack:
         if self.security:
             self.security.make()
         if self.kafka:
-            self.kafka.prepare()  # works on in the background while Postgres makes its data
+            self.kafka.prepare()  # formats its data in the background while Postgres initializes its own
         if self.postgres:
             self.postgres.spawn()
         if self.kafka:
@@ -262,7 +265,7 @@ class Stack:
             )
 
     def _wipe(self) -> None:
-        # What `harvest platform` of a checkout leaves, too: it belongs to the data of this Postgres.
+        # The files of `harvest platform` are removed too, because they belong to the data of this Postgres.
         for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "prometheus", "passwords", "secure"):
             for path in self.state.glob(pattern):
                 if path.is_dir():

@@ -1,6 +1,6 @@
-"""The state folder: all files of the local stack are below it, and only one stack holds it.
+"""The state folder: it contains all files of the local stack except downloads. Only one stack at a time can use it.
 
-Downloads alone are in another folder, which all state folders of a user share.
+Downloads are in another folder, which all state folders of a user share.
 """
 
 import fcntl
@@ -15,7 +15,8 @@ from harvest_lib.errors import StackError
 
 
 def default_state() -> Path:
-    """Name the state folder: `HARVEST_HOME`, else `.harvest` at the root of the project around the current folder."""
+    """Return the state folder: `HARVEST_HOME`, else `.harvest` at the root of the project that contains the current
+    folder."""
     if home := os.environ.get("HARVEST_HOME"):
         return Path(home).expanduser().resolve()
     here = Path.cwd()
@@ -26,13 +27,13 @@ def default_state() -> Path:
 
 
 def download_cache(state: Path) -> Path:
-    """Name the folder of downloads: `HARVEST_CACHE`, else `harvest` in the user's cache folder.
+    """Return the folder of downloads: `HARVEST_CACHE`, else `harvest` in the user's cache folder.
 
-    Where neither HOME nor XDG_CACHE_HOME names a folder that can be written it is `cache` in the state folder.
+    If neither HOME nor XDG_CACHE_HOME names a writable folder, the result is `cache` in the state folder.
     """
     if named := os.environ.get("HARVEST_CACHE"):
         return Path(named).expanduser().resolve()
-    # infra/downloads.sh chooses in the same way.
+    # infra/downloads.sh applies the same rules.
     base, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
     if not base.startswith("/"):
         base = f"{home}/.cache" if home and Path(home).is_dir() else ""
@@ -45,7 +46,7 @@ def download_cache(state: Path) -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents, and return it."""
+    """Create a folder and its parents if they are missing, and return the folder. Raises StackError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,21 +59,21 @@ def make_folder(path: Path) -> Path:
 
 
 def make_private(path: Path) -> Path:
-    """Make a folder that only its owner can read, also if it existed with other rights."""
+    """Create a folder that only its owner can read, and return it. An existing folder gets the same permissions."""
     make_folder(path).chmod(0o700)
     return path
 
 
 @contextmanager
 def private_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a log for appending, readable by the owner only: servers quote their input in it."""
+    """Open a log for appending. Only the owner can read it, because servers quote their input in their logs."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
         os.fchmod(log.fileno(), 0o600)
         yield log
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file atomically, readable by the owner only."""
+    """Write a file atomically. Only the owner can read it."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -86,7 +87,8 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock between processes while inside; yields whether it was acquired, always true when waiting."""
+    """Hold a lock between processes while the context is active. Yield True if it was acquired. Without `wait`, yield
+    False if another process holds it."""
     make_folder(path.parent)
     with path.open("a") as file:
         try:

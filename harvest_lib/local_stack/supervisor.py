@@ -1,8 +1,8 @@
-"""A stack that stays up after the command that started it: a process in the background holds it.
+"""A stack that stays up after the command that started it, because a process in the background holds it.
 
-`up` starts that process in a session of its own and returns once it reports that all servers answer; `down` requests it
-to stop and waits. A server that ends by itself is started again; if it keeps ending, the stack goes down. Killing
-the process ends the servers too, and the next `up` starts them again.
+`up` starts that process in a session of its own, and returns when the process reports that all servers answer. `down`
+requests the process to stop, and waits until it has ended. The process restarts a server that ends by itself; if
+servers end too often, it stops the stack. If the process is killed, its servers end too.
 """
 
 import json
@@ -33,11 +33,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT came."""
+    """Raised in the main thread when the process receives SIGTERM or SIGINT."""
 
 
 def hold(stack: Stack) -> NoReturn:
-    """Watch over a stack that is up until `Stopped`; raises StackError when a server keeps ending."""
+    """Restart ended servers of a running stack, until `Stopped` is raised. Raises StackError if servers had to be
+    restarted four times within a minute."""
     revivals: deque[float] = deque(maxlen=_REVIVALS)
     while True:
         time.sleep(_WATCH_SECONDS)
@@ -53,7 +54,8 @@ def hold(stack: Stack) -> NoReturn:
 
 
 def stop_on_signals() -> None:
-    """Make the first SIGTERM or SIGINT raise `Stopped` in the main thread; later signals do not disturb the stop."""
+    """Make the first SIGTERM or SIGINT raise `Stopped` in the main thread. Later signals are ignored, so that they do
+    not interrupt the stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_stopped)
 
@@ -65,11 +67,12 @@ def up(
     holder: str = "harvest_lib.local_stack.supervisor",
     difference: Callable[[Description], str] = lambda _: "",
 ) -> tuple[Description, bool]:
-    """Bring the stack up in the background; returns it, and whether it was up already.
+    """Start the stack in the background. Return its description, and True if it was already running.
 
-    The module `holder` holds it, with the options in JSON. `difference` returns why a stack that is up is another one
-    than `holder` would hold, besides its servers. Raises StackError when the stack does not come up, or another one is
-    up, such as one with other versions or another number of brokers.
+    A process that executes the module `holder`, with the options as JSON, holds the stack. `difference` compares a
+    running stack with the stack of `holder`, apart from the servers: it returns the reason if they differ, else an
+    empty text. Raises StackError if the stack does not start, or if a different stack is running, such as a stack with
+    other versions or another number of brokers.
     """
     make_folder(state)
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
@@ -89,7 +92,8 @@ def up(
 
 
 def down(state: Path) -> bool:
-    """End the stack in the background and wait for it; false when none was up. Raises StackError when it stays."""
+    """End the stack in the background and wait until it has ended. Return False if no stack was running. Raises
+    StackError if it does not end in time."""
     found = running(state)
     if found is None:
         return False
@@ -152,7 +156,7 @@ def _launch(command: list[str], log: Path) -> None:
             next_step=f"read {log}",
         )
     failure = json.loads(answer)
-    process.returncode = 0  # it outlives this process: no warning about it at exit
+    process.returncode = 0  # prevents Python's warning at exit about a child process that still runs
     if failure:
         process.wait()
         raise StackError(failure["cause"], evidence=failure["evidence"], next_step=failure["next_step"])
@@ -165,7 +169,8 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
 
 
 def main(make: Callable[[], Stack], descriptor: int) -> int:
-    """Hold a stack until a stop is requested; the result of starting it is written to the descriptor."""
+    """Start a stack and hold it until a stop is requested. Write to the file descriptor, as JSON, whether the start
+    succeeded. Return the exit code."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:

@@ -1,7 +1,8 @@
-"""Gives Java the certificate authorities that this machine trusts.
+"""Writes a trust store for Java with the certificate authorities that this machine trusts.
 
-A Java from a wheel knows only public authorities; behind a company's proxy that is not enough. Written
-in the JKS format, which every Java reads and which needs no tool: a header, one entry per certificate, a digest.
+A Java from a wheel trusts only public authorities, which is not enough behind a company's proxy. The file is in the JKS
+format, which every Java reads, and which can be written without a tool: a header, an entry for each certificate, a
+digest.
 """
 
 import hashlib
@@ -14,13 +15,13 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 
 
 def write_truststore(file: Path) -> int:
-    """Write the certificates that this machine trusts as a Java key store, and return their number."""
+    """Write the authorities' certificates that this machine trusts as a Java key store. Return their number."""
     certificates = _trusted()
     body = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     for number, certificate in enumerate(certificates):
         body += struct.pack(">I", 2) + _text(f"authority-{number}") + struct.pack(">Q", 0)
         body += _text("X.509") + struct.pack(">I", len(certificate)) + certificate
-    # The digest's key is public knowledge: this store holds no secret, so the password protects nothing.
+    # The key of the digest is public: the store contains no secret, so its password protects nothing.
     digest = hashlib.sha1("changeit".encode("utf-16-be") + b"Mighty Aphrodite" + body, usedforsecurity=False)
     file.write_bytes(body + digest.digest())
     return len(certificates)
@@ -28,7 +29,7 @@ def write_truststore(file: Path) -> int:
 
 def _trusted() -> list[bytes]:
     context = ssl.create_default_context()
-    # The system's bundle in addition: an interpreter built elsewhere may search another place for it.
+    # The system's bundle is added, because an interpreter that was built elsewhere may search another path for it.
     for bundle in (os.environ.get("SSL_CERT_FILE", ""), *_BUNDLES):
         if bundle and Path(bundle).is_file():
             context.load_verify_locations(cafile=bundle)

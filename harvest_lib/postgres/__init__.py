@@ -1,1 +1,1 @@
-"""Postgres: connections and their errors, causes by SQLSTATE, names of tables, databases in SQL_ASCII."""
+"""Access to Postgres: connections and their errors, causes by SQLSTATE, table names, databases in SQL_ASCII."""

@@ -1,7 +1,8 @@
 """Connections to Postgres, and the meaning of its errors to a harvester.
 
-Promises: a connection opened here detects a dead server within about 15 s even in the middle of a statement, and every
-error that leaves this module is from `harvest_lib.errors`, without the password.
+Promises
+- A connection that is opened here detects a dead server within about 15 s, even during a statement.
+- `connect` and `translated` raise errors of `harvest_lib.errors`, without the password.
 """
 
 import logging
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECONDS = 5
 
 _LIVENESS: dict[str, Any] = {
-    # A dead server is detected while an answer is awaited (keepalives) and while data is sent (tcp_user_timeout).
+    # The keepalives detect a dead server while the client waits for an answer, tcp_user_timeout while it sends data.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -50,18 +51,20 @@ _SESSION = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "array_nulls": "on",
-    # The server detects a dead client in the same way: its transaction would keep its locks for two hours.
+    # The server detects a dead client by the same settings. Otherwise the client's transaction would hold its locks for
+    # two hours.
     **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
 }
-"""Settings of each session, whatever its role or database sets: durable commits, the format of values that are read and
-written, and probes of the connection."""
+"""Settings of each session, which override settings of the role or the database: durable commits, the format of values,
+and probes of the connection."""
 
 _HAS_IDLE_SESSION_TIMEOUT = 140_000
 LIFT_TIMEOUTS = """
 SELECT set_config(name, '0', false) FROM pg_settings
 WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 """
-"""Lifts the timeouts that the server knows: `transaction_timeout` came with 17."""
+"""Statement that disables the timeouts of a session. It selects the timeouts that the server's version has:
+`transaction_timeout` exists since Postgres 17."""
 _ENDED_BY = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
@@ -69,7 +72,7 @@ _ENDED_BY = {
 }
 
 _NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
-"""libpq gives no SQLSTATE for a connection that failed."""
+"""Message of libpq for a missing database: libpq gives no SQLSTATE for a connection that failed."""
 
 _NOT_LET_IN = re.compile(
     "password authentication failed|no pg_hba.conf entry|no password supplied|is not permitted to log in"
@@ -79,18 +82,20 @@ _NOT_LET_IN = re.compile(
 _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
-"""libpq's message for a read-only server, where a server that takes changes was requested."""
+"""libpq's message if the connection requires a writable server, and the server is read-only."""
 
 _NO_VALUE = re.compile(r"invalid \S+ value: ")
 
 _STARTUP = "unsupported startup parameter"
-"""PgBouncer's message about a setting of the session."""
+"""PgBouncer's message about a setting that it refuses at the start of a session."""
 
 _WOULD_FILTER = "query would be affected by row-level security policy"
-"""Error of a statement under `row_security = off`; in another language of the server it counts as a plain refusal."""
+"""Postgres' error for a statement under `row_security = off`. If the server's messages are in another language, the
+error is treated as a missing privilege."""
 
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
-"""Text that a guarded statement puts into Postgres' own error, instead of missing rows."""
+"""Text of the error that a guarded statement raises if rows are hidden. Without the guard, the result would lack the
+hidden rows."""
 
 _READ_ONLY_BY = """
 SELECT source, CASE source
@@ -107,11 +112,11 @@ FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_settin
 
 
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
-    """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
+    """Open a connection in autocommit. A commit is durable before it returns (`synchronous_commit=on`).
 
-    `settings` are settings of the session, beside the connection string's own. Raises ConfigError for a string that
-    cannot be read, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server does not
-    take.
+    `settings` are settings of the session, in addition to settings in the connection string. Raises ConfigError for an
+    invalid connection string, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server
+    refuses.
     """
     with translated():
         try:
@@ -126,14 +131,14 @@ def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycop
 def open_session(
     conninfo: str, settings: Mapping[str, str] | None = None, **more: Any
 ) -> "psycopg.Connection[tuple[object, ...]]":
-    """Open a connection in autocommit with the settings of `_SESSION`, whatever its role has set.
+    """Open a connection in autocommit with the settings of `_SESSION`, which override settings of the role.
 
-    `-c name=value` in the `options` of the connection string is set once the connection is open: at the start a pooler
-    refuses such options (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found.
-    `more` are psycopg's options. With `target_session_attrs=read-write` the session can write once its settings are
-    made; libpq checks before, and would refuse a role that is read-only by default. Raises psycopg.Error, ConfigError
-    for a connection string that cannot be read, or DatabaseError for a setting that the server does not take, and for a
-    session that stays read-only.
+    Settings `-c name=value` in the `options` of the connection string are applied after the connection was opened. At
+    the start of a session a pooler refuses such options (PgBouncer: unsupported startup parameter) or ignores them, so
+    that, for example, an outbox in another schema would be found. `more` are psycopg's options. With
+    `target_session_attrs=read-write` the session must be writable after its settings were applied; libpq checks before
+    that, and would refuse a role that is read-only by default. Raises psycopg.Error, ConfigError for an invalid
+    connection string, or DatabaseError for a setting that the server refuses and for a session that stays read-only.
     """
     try:
         return _configured(conninfo, settings, more)
@@ -153,7 +158,8 @@ def open_session(
 
 
 def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
-    """Raise DatabaseUnavailable for a read-only session of a primary, with the statement that lifts the setting."""
+    """Raise DatabaseUnavailable if the session is read-only on a primary. The error has the statement that resets the
+    setting."""
     found = connection.execute(_READ_ONLY_BY).fetchone()
     if found is not None:
         source, reset = found
@@ -167,7 +173,7 @@ def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> No
 def _configured(
     conninfo: str, settings: Mapping[str, str] | None, more: Mapping[str, Any]
 ) -> "psycopg.Connection[tuple[object, ...]]":
-    """Open a session, and apply the settings of its connection string's `options`, then of `_SESSION`."""
+    """Open a session. Apply the settings in the connection string's `options`, then `_SESSION`, then `settings`."""
     parameters = parameters_of(conninfo)
     options = parameters.get("options")
     if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # a service may have options
@@ -176,7 +182,7 @@ def _configured(
     ours = {**_SESSION, **(settings or {})}
     if own is None:
         return _session(conninfo, ours, more)
-    without = make_conninfo("", **{**parameters, "options": ""})  # empty: without it PGOPTIONS would count
+    without = make_conninfo("", **{**parameters, "options": ""})  # empty, because libpq would else use PGOPTIONS
     try:
         return _session(without, {**own, **ours}, more)
     except pg.CantChangeRuntimeParam:  # a setting can only be made at the start of a session
@@ -186,12 +192,12 @@ def _configured(
 def _session(
     conninfo: str, settings: Mapping[str, str], more: Mapping[str, Any]
 ) -> "psycopg.Connection[tuple[object, ...]]":
-    # UTF-8 whatever the encoding of the database is.
+    # The client encoding is UTF-8 for any encoding of the database.
     connection = psycopg.connect(conninfo, autocommit=True, client_encoding="utf8", **more)
     try:
         if connection.info.server_version >= _HAS_IDLE_SESSION_TIMEOUT:
-            settings = {"idle_session_timeout": "0", **settings}  # these sessions are kept, and idle
-        # Not by SET, which would quote a list of schemas as a single name.
+            settings = {"idle_session_timeout": "0", **settings}  # the harvester's sessions may be idle for long
+        # `set_config` instead of SET, in which a list of schemas would be quoted as a single name.
         calls = [sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in settings.items()]
         with _settings_taken():
             connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
@@ -204,7 +210,7 @@ def _session(
 
 @contextmanager
 def _settings_taken() -> Iterator[None]:
-    """Turn the refusal of a setting into DatabaseError."""
+    """Translate Postgres' errors for a refused setting of the session to DatabaseError."""
     try:
         yield
     except (pg.UndefinedObject, pg.InvalidParameterValue, pg.InsufficientPrivilege) as error:
@@ -216,7 +222,7 @@ def _settings_taken() -> Iterator[None]:
 
 
 def _settings_in(options: str) -> dict[str, str] | None:
-    """Return the settings in libpq's `options`; None if they hold anything else."""
+    """Return the settings in libpq's `options` by name; None if `options` contains anything but settings."""
     words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
     found: dict[str, str] = {}
     while words:
@@ -231,18 +237,20 @@ def _settings_in(options: str) -> dict[str, str] | None:
 
 
 def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
-    """Lift the role's timeouts for long work on a connection, and for pauses in it. Raises psycopg.Error."""
+    """Disable the role's timeouts for this session, so that statements, transactions and pauses in them may be long.
+    Raises psycopg.Error."""
     connection.execute(LIFT_TIMEOUTS)
 
 
 def require_session(conninfo: str) -> None:
-    """Raise DatabaseError if a pooler hands server processes out by the transaction.
+    """Raise DatabaseError if a pooler assigns server processes by transaction instead of by session.
 
-    Session settings, `synchronous_commit=on` first of all, would then hold for the next client of the server process.
+    With such a pooler a session setting, such as `synchronous_commit=on`, would apply to the next client of the server
+    process instead.
     """
     with connect(conninfo) as ours, connect(conninfo) as other, translated():
         first = ours.execute("SELECT pg_backend_pid()").fetchone()
-        with other.transaction():  # a pooler assigns the server process that was released last
+        with other.transaction():  # a pooler would assign the server process that was released last
             second = other.execute("SELECT pg_backend_pid()").fetchone()
     if first == second:
         raise DatabaseError(
@@ -254,7 +262,7 @@ def require_session(conninfo: str) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn psycopg's errors into errors of `harvest_lib.errors`."""
+    """Translate psycopg's errors in the block to errors of `harvest_lib.errors`."""
     try:
         yield
     except psycopg.Error as error:
@@ -262,7 +270,8 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
-    """Return the error for an error of Postgres: unavailable (passes by itself), denied, or the table is wrong."""
+    """Return the error of `harvest_lib.errors` for an error of psycopg. DatabaseUnavailable means that a retry may
+    succeed."""
     evidence = evidence_of(error)
     state = error.sqlstate or ""
     if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
@@ -299,7 +308,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step=f"ALTER ROLE … SET {setting} = 0, for the role that is named in `dataSource`",
         )
-    if not state and _NO_VALUE.search(evidence):  # from a variable of libpq: `dataSource` is parsed before
+    if not state and _NO_VALUE.search(evidence):  # from libpq's environment: values in `dataSource` were checked
         return DatabaseError(
             "a parameter of the connection has a value that libpq does not know",
             evidence=evidence,
@@ -354,7 +363,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
 
 
 def hidden_rows(evidence: str) -> DatabaseAccessDenied:
-    """Return the error for a role that does not see all rows of a table."""
+    """Return the error for a role from which row-level security hides rows of a table."""
     return DatabaseAccessDenied(
         "row-level security hides rows from this role, and hidden rows would be skipped",
         evidence=evidence,
@@ -364,27 +373,27 @@ def hidden_rows(evidence: str) -> DatabaseAccessDenied:
 
 
 def in_statement(part: sql.Composable) -> sql.Composable:
-    """Return a quoted name or value for a statement with bound values: there psycopg interprets a % even inside quotes.
-    In other expressions each % is doubled already."""
+    """Return a part of a statement that has bound values. In a quoted name or value each % is doubled, because psycopg
+    interprets % even inside quotes. Other expressions are returned unchanged, with each % already doubled."""
     is_quoted = isinstance(part, sql.Identifier | sql.Literal)
     return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
 
 
 def rendered(statement: sql.Composed) -> sql.SQL:
-    """Return a frequent statement as a single text: psycopg joins a composed statement at each call, which costs as
-    much as the rest of its work for a small statement."""
+    """Return a composed statement as a single text, for frequent statements: psycopg joins a composed statement at each
+    call, which takes as long as the rest of its work for a small statement."""
     return sql.SQL(statement.as_string(None))
 
 
 def log_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
-    """Log that a server refuses an operation that it allowed before. An operator has to act; until then it is
-    retried."""
+    """Log that a server refuses an operation that it allowed before. The operation is retried, and fails until an
+    operator acts."""
     event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"
     _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
 
 
 def evidence_of(error: psycopg.Error) -> str:
-    """Return the message of Postgres or libpq, with the SQLSTATE if there is one."""
+    """Return the message of Postgres or libpq, with the SQLSTATE if the error has one."""
     lines = str(error).strip().splitlines()
     text = (
         "; ".join(line.strip() for line in lines if line.strip())

@@ -1,8 +1,8 @@
-"""The cause of an error that came from Postgres: whether it passes by itself, and whether the server answered at all.
+"""Classifies errors that came from Postgres: whether a retry may succeed, and whether the server answered at all.
 
-The whole chain of an error is searched: `__cause__`, `orig` (SQLAlchemy's), and, of a library's own error,
-`__context__` unless it was suppressed. So an application may wrap the error. Its SQLSTATE decides, never its text,
-which may be in any language. Errors of psycopg, psycopg2 and asyncpg are known.
+The error of Postgres is searched in the whole chain of an error, so that an application may wrap it: in `__cause__`, in
+`orig` (of SQLAlchemy), and in an unsuppressed `__context__` if the error is a library's. The SQLSTATE decides, not the
+text, which may be in any language. Errors of psycopg, psycopg2 and asyncpg are recognized.
 
 | class of SQLSTATE | passes |
 | --- | --- |
@@ -21,26 +21,29 @@ from collections.abc import Iterator
 _PASSING_CLASSES = frozenset({"08", "26", "40", "53", "55", "57", "58"})
 _PASSING = frozenset({"25006", "25P03", "25P04", "72000"})
 _LASTING = frozenset({"40002", "55P02", "55P04", "57P04"})
-"""Final errors of passing classes: an integrity constraint, a fixed parameter, a new enum value, a dropped database."""
+"""Permanent errors in passing classes: an integrity constraint, a fixed parameter, a new enum value, a dropped
+database."""
 _STALE_PLAN = "RevalidateCachedQuery"
 """The function of Postgres that detects a stale prepared statement."""
 _NO_IDENTITY = "CheckCmdReplicaIdentity"
 """The function of Postgres that refuses changes of a published table without a replica identity."""
 _FAILED_BEFORE = "25P02"
-"""Statements of a transaction that has failed: the first error is the cause."""
+"""SQLSTATE of a statement in a transaction that has failed before. The cause is the transaction's first error."""
 _CONNECTION = "08"
 _NO_SESSION = re.compile(r"failed: \S+ ?:  ")
-"""libpq's text of the server's answer to a request for a session: the severity, in its language, and two spaces."""
+"""Start of the server's refusal of a session in libpq's text: the severity, in the server's language, and two
+spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 _DRIVERS = frozenset({"psycopg", "psycopg2", "psycopg_pool"})
-"""Drivers whose connection errors have no SQLSTATE. asyncpg's have an SQLSTATE."""
+"""Drivers with connection errors that have no SQLSTATE. Connection errors of asyncpg have an SQLSTATE."""
 _CONNECTION_IS_GONE = re.compile("connection .*(closed|lost|broken)")
-"""An InterfaceError of a lost connection, in the drivers' English; other texts mean misuse of a cursor or a type."""
+"""Text of an InterfaceError for a lost connection, always in English. Other texts mean misuse of a cursor or a type."""
 _TELL_THEIR_CAUSE = _DRIVERS | {
     *("asyncpg", "sqlite3", "sqlalchemy", "django"),
     *("urllib", "urllib3", "requests", "httpx", "redis"),
 }
-"""Libraries that raise an error while they handle its cause. An application's own error may have another reason."""
+"""Libraries whose errors have their cause in `__context__`. The `__context__` of an application's error may be
+unrelated."""
 
 _WORDS = {
     "25006": "takes no changes: the session is read-only, or it is a standby",
@@ -73,26 +76,27 @@ _OTHER_STEP = "it is tried again; if it does not pass, see the server's log"
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of the nearest error of Postgres in a chain; empty without such an error, or an answer."""
+    """Return the SQLSTATE of the nearest error of Postgres in the chain of `error`. Empty without such an error, and if
+    the server did not answer."""
     return _state(_cause(error))
 
 
 def answered(error: BaseException) -> bool:
-    """Return True if the server answered with a reason, also for opening no session: no connection was lost, and no
-    connection attempt timed out."""
+    """Return True if the server answered with a reason, also if it refused to open a session. False if a connection was
+    lost, or an attempt to connect timed out."""
     cause = _cause(error)
     state = _state(cause)
     return state[:2] != _CONNECTION if state else opens_no_session(str(cause or ""))
 
 
 def opens_no_session(text: str) -> bool:
-    """Return True if libpq's text, which has no SQLSTATE, shows that the server answered, and opens no session."""
+    """Return True if libpq's text, for an error without SQLSTATE, shows that the server refused to open a session."""
     return _NO_SESSION.search(text) is not None
 
 
 def passes(error: BaseException) -> bool:
-    """Return True if an error of Postgres passes by itself, so that a retry may succeed. False for errors of the
-    statement or its values, and for errors that did not come from Postgres."""
+    """Return True if an error of Postgres is temporary, so that a retry may succeed. False for errors of the statement
+    or its values, and for errors that did not come from Postgres."""
     cause = _cause(error)
     if cause is None:
         return False
@@ -108,17 +112,18 @@ def passes(error: BaseException) -> bool:
 
 
 def predicate(state: str) -> str:
-    """Return a text to follow the word Postgres, for the SQLSTATE of an error that passes."""
+    """Return a text for the SQLSTATE of a temporary error. It continues a sentence that begins with "Postgres"."""
     return _WORDS.get(state, "answered with an error that may pass")
 
 
 def next_step(state: str) -> str:
-    """Return the operator's next step for an error that passes, by its SQLSTATE."""
+    """Return the operator's next step for the SQLSTATE of a temporary error."""
     return _STEPS.get(state, _OTHER_STEP)
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the nearest error of Postgres in a chain; an error of an already failed transaction counts last."""
+    """Return the nearest error of Postgres in the chain of `error`. An error of a transaction that had failed before is
+    returned only if the chain has no other."""
     after = None
     for each in chain(error):
         state = _state(each)
@@ -146,7 +151,7 @@ def _library(error: BaseException) -> str:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, nearest first, each once."""
+    """Yield an error and all its causes, the nearest first. Each error is yielded once."""
     left: list[BaseException | None] = [error]
     known: set[int] = set()
     while left:

@@ -1,7 +1,8 @@
-"""Databases without an encoding (`SQL_ASCII`): their text is bytes, and need not be UTF-8.
+"""Support for databases without an encoding (`SQL_ASCII`). Text in them is bytes, which need not be UTF-8.
 
-A server refuses to send such text as UTF-8, and fails the whole query. So the text is read as it is, and bytes that are
-not UTF-8 are escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
+If the client encoding were UTF-8, the server would fail a query whose result is not UTF-8. So text is read as bytes,
+and bytes that are not UTF-8 are escaped in Python's strings (`surrogateescape`). Such a string is sent to the server as
+the same bytes.
 """
 
 import json
@@ -16,9 +17,9 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrBinaryDumper, StrDumper, StrDumperUnknown
 
 ESCAPED = "surrogateescape"
-"""Handling of errors as their text is decoded."""
+"""Error handler of `decode` and `encode` for text of such a database."""
 _TEXTS = (0, "text", "varchar", "bpchar", "name")
-"""Types of text; 0 stands for types that psycopg does not know."""
+"""Postgres' types of text; 0 stands for types that psycopg does not know."""
 
 
 class _TextLoader(Loader):
@@ -47,14 +48,15 @@ class _BinaryTextDumper(StrBinaryDumper):
 
 class _Cursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> "_Cursor":
-        """Encode names in a statement as UTF-8: psycopg would refuse characters outside of ASCII."""
+        """Execute a statement, encoded as UTF-8. psycopg would refuse names with characters outside ASCII."""
         if isinstance(query, str | sql.Composable):
             query = query.encode() if isinstance(query, str) else query.as_bytes(None)
         return super().execute(query, params, **options)
 
 
 def take_text_as_it_is(connection: psycopg.Connection[Any]) -> None:
-    """Read and write text as bytes where the database has no encoding; elsewhere the server converts it to UTF-8."""
+    """If the database has no encoding, make a connection read and write text as bytes. Otherwise do nothing: the server
+    converts text to and from UTF-8."""
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return
     connection.execute("SET client_encoding = 'SQL_ASCII'")
@@ -73,12 +75,12 @@ def _json(data: str | bytes) -> Any:
 
 
 def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:
-    """Return True if text of the connection may hold escaped bytes that are not UTF-8."""
+    """Return True if text that is read from a connection may contain escaped bytes that are not UTF-8."""
     return connection.info.parameter_status("client_encoding") == "SQL_ASCII"
 
 
 def is_utf8(text: str) -> bool:
-    """Return True if text that was read is valid UTF-8, without escaped bytes."""
+    """Return True if a text has no escaped bytes, so that it was valid UTF-8."""
     if text.isascii():
         return True
     try:
@@ -89,10 +91,10 @@ def is_utf8(text: str) -> bool:
 
 
 def as_bytes(text: str) -> bytes:
-    """Return the bytes that text was read from."""
+    """Return the bytes from which a text was read."""
     return text.encode("utf-8", ESCAPED)
 
 
 def shown(text: str) -> str:
-    """Return text for operators: bytes that are not UTF-8 as \\xe9."""
+    """Return a text for display to operators. Bytes that are not UTF-8 are shown as \\xe9, for example."""
     return text if is_utf8(text) else as_bytes(text).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Names of tables as written in configurations and commands."""
+"""Parses names of tables, as they are written in configurations and commands."""
 
 import re
 
@@ -6,9 +6,9 @@ _QUOTED_SCHEMA = re.compile(r'"(?P<schema>(?:[^"]|"")+)"\.(?P<quote>"?)(?P<table
 
 
 def name_parts(name: str, suffix: str = "") -> tuple[str, ...]:
-    """Return the identifiers of `table` or `schema.table`, as they are spelled; the last one with a suffix.
+    """Return the identifiers in `table` or `schema.table`, without a change of case. `suffix` is appended to the table.
 
-    A schema in double quotes may have dots, as in SQL: `"my.app".outbox`.
+    A schema in double quotes may contain dots, as in SQL: `"my.app".outbox`.
     """
     if quoted := _QUOTED_SCHEMA.fullmatch(name):
         parts = [quoted[each].replace('""', '"') for each in ("schema", "table")]
@@ -18,6 +18,7 @@ def name_parts(name: str, suffix: str = "") -> tuple[str, ...]:
 
 
 def is_no_table(name: str) -> bool:
-    """Return True if a name has an empty part, a NUL, or more than a single dot outside of double quotes."""
+    """Return True if a name is not the name of a table: if it has an empty part, a NUL character, or more than a single
+    dot outside double quotes."""
     is_plain = _QUOTED_SCHEMA.fullmatch(name) is None
     return "\0" in name or not all(name_parts(name)) or (is_plain and name.count(".") > 1)

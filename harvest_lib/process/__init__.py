@@ -1,1 +1,1 @@
-"""The process: its threads, its files, and the levels of its log."""
+"""Parts of this process: its threads, its files, and the levels of its log."""

@@ -1,4 +1,4 @@
-"""Files and folders whose names and content are on the disk, not only in the memory of the kernel."""
+"""Durable files and folders: names and content are synced to disk, and not only in the memory of the kernel."""
 
 import errno
 import os
@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and sync its name to the disk, also if a process that made it was killed before that."""
+    """Create a folder and its parents if they are missing. Sync its name to disk in any case, because a process that
+    created it may have been killed before the sync."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
@@ -18,12 +19,12 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Sync the names of the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # no sync of folders here; Postgres ignores the same errors
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # the system cannot sync folders; Postgres ignores both too
             raise
     finally:
         os.close(handle)
@@ -31,10 +32,10 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path`, which need not exist, once all of it is on the disk.
+    """Open a new file. At the end of the block the file is synced to disk, and then replaces `path` atomically.
 
-    Until then it is beside `path`, under a name that begins with a dot. If the block fails, or the disk refuses, the
-    previous file stays as it was, and the new file is removed. Raises OSError.
+    During the block the file is in the folder of `path`, under a name that begins with a dot. `path` need not exist. If
+    the block or the disk fails, an existing file is unchanged, and the new file is removed. Raises OSError.
     """
     beside = path.with_name(f".{path.name}.new")
     try:

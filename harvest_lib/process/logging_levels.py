@@ -12,11 +12,11 @@ LOGGING_LEVELS = {
     "off": "critical",
     "": "debug",
 }
-"""The nearest of Python's levels by the name in small letters. An empty name is debug, as in goharvest."""
+"""The nearest level of Python for each name in lower case. An empty name means debug, as in goharvest."""
 
 NAMED_LEVELS = ", ".join(filter(None, LOGGING_LEVELS))
 
 
 def python_level(name: str) -> str | None:
-    """Return the level of Python's logging, in small letters, None for a name that is no level."""
+    """Return the level of Python's logging, in lower case, for a name; None if the name is unknown."""
     return LOGGING_LEVELS.get(name.lower())

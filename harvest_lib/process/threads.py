@@ -1,10 +1,10 @@
 """Threads that report every error.
 
 Promises
-- An error of any kind (SystemExit, KeyboardInterrupt, asyncio's CancelledError, a panic in an extension too) that ends
-  a thread is logged, and the owner of the thread gets it.
-- Periodic work survives its errors: each is logged once until the work succeeds or the error changes, and the work is
-  repeated at its interval.
+- Every error that ends a thread is logged, and passed to the owner of the thread. This includes SystemExit,
+  KeyboardInterrupt, asyncio's CancelledError and a panic in an extension.
+- Periodic work continues after an error, at its interval. The error is logged once, and again only after the work
+  succeeded or if the error changes.
 """
 
 import logging
@@ -14,28 +14,27 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""A periodic thread ends within this time after it is not needed any more, and pauses at least this time after an
-error."""
+"""Maximum time in which a periodic thread ends after it is no longer needed, and minimum pause after an error."""
 
 OnError = Callable[[BaseException], None]
 
 
 class NoException(Exception):
-    """Stands for a raised object that is no exception: some versions of confluent-kafka can raise such an object."""
+    """Replaces a raised object that is not an exception. Some versions of confluent-kafka can raise such an object."""
 
 
 def start(
     name: str, work: Callable[[], object], *, on_error: OnError | None = None, is_daemon: bool = True
 ) -> threading.Thread:
-    """Start a thread that does some work; without `is_daemon` the process waits for its end. An error that ends the
-    thread is logged as `thread_died`, and passed to `on_error` on the thread. Raises RuntimeError if the machine has no
-    room for a thread."""
+    """Start a thread that calls `work` once. An error of `work` is logged as `thread_died`, and passed to `on_error` on
+    that thread. Without `is_daemon` the process waits for the thread's end. Raises RuntimeError if the system cannot
+    start a thread."""
 
     def run() -> None:
         error: BaseException | None = NoException("an object was raised that is no exception")
         try:
             error = error_of(work)
-        finally:  # no `except` catches an object that is no exception
+        finally:  # no `except` clause catches an object that is not an exception
             if error is not None:
                 _end(name, error, on_error)
 
@@ -54,16 +53,16 @@ def repeat(
     on_error: OnError | None = None,
     at_end: Callable[[], None] | None = None,
 ) -> threading.Thread:
-    """Start a daemon thread that does some work, again and again, with a pause after each time.
+    """Start a daemon thread that calls `work` repeatedly, with a pause after each call.
 
-    It ends once `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each error of the
-    work, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is logged: once
-    until the work succeeds or the reason changes. `at_end` is called at the end; the process waits for that, so the
-    thread is no daemon then, and ends with the main thread.
+    The thread ends when `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each
+    error of `work`, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is
+    logged: once until the work succeeds or the reason changes. `at_end` is called before the thread ends. With `at_end`
+    the thread is no daemon, so that the process waits for the call, and it also ends soon after the main thread ends.
     """
 
     def goes_on() -> bool:
-        # A thread that is no daemon keeps the process alive, which should wait only for `at_end`.
+        # A thread that is not a daemon keeps the process alive, but the process should only wait for `at_end`.
         return is_needed() and (at_end is None or threading.main_thread().is_alive())
 
     def rounds() -> None:
@@ -83,7 +82,7 @@ def repeat(
 
 
 def error_of(work: Callable[[], object]) -> BaseException | None:
-    """Call `work`, and return the error that ended it, of any kind; None if it succeeded."""
+    """Call `work`. Return the error that it raised, of any type; None if it succeeded."""
     try:
         work()
     except BaseException as error:  # noqa: BLE001 - the caller handles it
@@ -92,7 +91,7 @@ def error_of(work: Callable[[], object]) -> BaseException | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the text of an error."""
+    """Return a text with the type and the message of an error."""
     try:
         text = str(error)
     except BaseException as failed:  # noqa: BLE001 - `__str__` may raise anything
@@ -101,7 +100,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _end(name: str, error: BaseException, on_error: OnError | None) -> None:
-    """Log an error that ends a thread, and pass it to the thread's owner, whatever a handler of the log raises."""
+    """Log an error that ends a thread, and pass it to the thread's owner, even if a log handler raises."""
     reason = reason_of(error)
     error_of(lambda: _log.exception("thread_died", extra={"what": name, "reason": reason}, exc_info=error))
     if on_error is not None:
@@ -113,9 +112,10 @@ def _handled(on_error: OnError, error: BaseException) -> BaseException | None:
 
 
 def _complain(name: str, error: BaseException | None, complaint: str) -> str:
-    """Log the error of a round, unless the last complaint was the same; return the complaint of this round."""
+    """Log the error of a round, unless its reason equals `complaint`, the reason of the previous round. Return the
+    reason of this round; empty without an error."""
     if error is None:
         return ""
-    if (reason := reason_of(error)) != complaint:  # a handler of the log may raise
+    if (reason := reason_of(error)) != complaint:  # `error_of`, because a log handler may raise
         error_of(lambda: _log.exception("thread_troubled", extra={"what": name, "reason": reason}, exc_info=error))
     return reason

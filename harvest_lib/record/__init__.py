@@ -1,5 +1,5 @@
-"""Outbox records: the public dataclass for writers, the bare row that moves through the harvester, and the header
-that names its origin in Kafka."""
+"""Outbox records: the public dataclass for writers, the row (a tuple) inside the harvester, and the header that names a
+record's origin in Kafka."""
 
 from harvest_lib.record.outbox_record import (
     HEADERS,

@@ -9,9 +9,9 @@ Position = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxCheckpoint:
-    """The progress of a subscription: the `number`-th checkpoint of its generation, and the source's position, None
-    before the first. `delivered` counts the generation's records, `low_watermark` and `retention_hold` are for
-    retention."""
+    """The progress of a subscription's shard. `number` counts the checkpoints of its `generation`. `position` is the
+    source's position, None before the first record. `delivered` counts the delivered records of the generation.
+    `low_watermark` and `retention_hold` are used by retention."""
 
     generation: int
     number: int = 0
@@ -20,15 +20,18 @@ class OutboxCheckpoint:
     low_watermark: str = "1:1:"
     retention_hold: int | None = None
     kept_in: str = "postgres"
-    """Place of the checkpoint that counts: `postgres`, or `kafka`, if this is its mirror."""
+    """Store of the authoritative checkpoint: `postgres`, or `kafka`. With `kafka`, a checkpoint in Postgres is its
+    mirror."""
     intents: Sequence[Sequence[Any]] = ()
-    """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
+    """Acknowledgements that this checkpoint implies, in the form of `harvest_lib.consume.Intent`. They may be written
+    already, or not yet."""
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Its author and outbox: the known fields of `ORIGIN`."""
+    """The checkpoint's author and outbox: those fields of `ORIGIN` that are known."""
 
     @property
     def witness(self) -> int:
-        """Return how often the row was written in this generation, as far as the checkpoint knows."""
+        """Return the number of writes of the subscription's row in this generation, according to `origin`; 0 if it is
+        unknown."""
         found = self.origin.get("witness")
         return found if isinstance(found, int) else 0
 
@@ -45,7 +48,7 @@ class OutboxCheckpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "OutboxCheckpoint":
-        """Read the mapping of `as_json`. Raises ValueError, with the reason, for anything else."""
+        """Return the checkpoint of a mapping from `as_json`. Raises ValueError, with the reason, for other values."""
         found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
         for name, kinds in _KINDS_OF.items():
             if not isinstance(found[name], kinds) or isinstance(found[name], bool):
@@ -75,8 +78,8 @@ ORIGIN = (
     *("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed"),
     "witness",
 )
-"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier identities that an operator confirmed
-(`was`); `leaders` by epoch, since the last that saved; `timeline` of the server; `kafka`, the group and the topic it
-was written under; `placed`, if an operator put it there and no leader has saved since; `witness`, the number of writes
-of the subscription's row in this generation, so that Kafka's checkpoint reveals a row that went back with its
-server."""
+"""The fields of a checkpoint's origin. `identity` is the outbox's, and `was` its earlier identities that an operator
+confirmed. `leaders` are the leaders by epoch since the last leader that saved. `timeline` is the Postgres server's.
+`kafka` is the group and the topic under which the checkpoint was written. `placed` is set if an operator wrote the
+checkpoint and no leader has saved since. `witness` is the number of writes of the subscription's row in this
+generation: by it, Kafka's checkpoint reveals that the row was restored, with its server, to an earlier state."""

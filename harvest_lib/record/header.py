@@ -1,11 +1,12 @@
-"""The packed header with the origin of a record in Kafka.
+"""The header `harvest`, which names the origin of a record in Kafka.
 
-Every record that the harvester sends may have a header `harvest`, of 25 bytes, big-endian:
+The harvester adds it to every record unless `recordHeader` is off. The value has 25 bytes, big-endian:
 
     version (1 byte, 1) | leader id (16 bytes, the UUID of the term that sent it) | outbox id (int64)
 
-All but the id is constant within a term, so `stamp` packs once per record. The audit reads the header back to
-compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
+Everything but the outbox id is constant within a term, so `stamp` builds the rest once and packs once for each record.
+The audit reads the header to compare Kafka with the outbox, and to find the terms that sent a record twice. No I/O, no
+clock.
 """
 
 import struct
@@ -26,22 +27,22 @@ _WHOLE = struct.Struct(">B16sq")
 
 
 def stamp(leader_id: UUID) -> Callable[[int], bytes]:
-    """Return the function that makes the header's value from an outbox id, for records sent under `leader_id`.
+    """Return a function from an outbox id to the header's value, for records sent under `leader_id`.
 
-    The function raises `struct.error` for an id outside int64.
+    The returned function raises `struct.error` for an id outside int64.
     """
     return partial(_PREFIX_AND_ID.pack, prefix(leader_id))
 
 
 def prefix(leader_id: UUID) -> bytes:
-    """Return the header's value up to the 8 bytes of the outbox id: version and leader id."""
+    """Return the first 17 bytes of the header's value: version and leader id."""
     return bytes([VERSION]) + leader_id.bytes
 
 
 def split(value: bytes) -> tuple[bytes, int]:
-    """Return the leader id as its 16 bytes and the outbox id, for readers of millions of records.
+    """Return the leader id, as 16 bytes, and the outbox id. For readers of millions of records: it makes no UUID.
 
-    Raises ValueError when `value` is of another length or version.
+    Raises ValueError if `value` has another length or version.
     """
     try:
         version, leader, outbox_id = _WHOLE.unpack(value)
@@ -53,11 +54,12 @@ def split(value: bytes) -> tuple[bytes, int]:
 
 
 def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
-    """Return the headers of a record as its client read them; None if one of their names is not UTF-8.
+    """Return the headers of a client's record; None if the name of a header is not UTF-8.
 
-    To Kafka a name is any bytes. For such a record the client for Python returns a list that ends the process with a
-    segmentation fault where it is read, and leaves an exception behind. Where the call comes from C, Python checks for
-    that, and raises SystemError. The record has no headers from then on, as the client would return the list again.
+    In Kafka the name of a header is any bytes. If a name is not UTF-8, the Python client returns a broken list, and
+    leaves an exception set. Reading that list would end the process with a segmentation fault. Because the client's
+    method is called from C (`methodcaller`), Python notices the exception and raises SystemError. The headers of the
+    record are then removed, because the client would return the broken list again.
     """
     try:
         return _HEADERS(record) or ()
@@ -73,16 +75,16 @@ def headers_of_all(records: Sequence[Any]) -> list[Any]:
     while len(found) < len(records):
         try:
             found.extend(map(_HEADERS, left))
-        except SystemError:  # of the first record that is not in the list
+        except SystemError:  # raised by the first record that is not in `found` yet
             records[len(found)].set_headers([])
             found.append(None)
     return found
 
 
 def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:
-    """Return the leader id and the outbox id in a record's headers; None if none of them is the harvester's.
+    """Return the leader id and the outbox id from a record's headers; None without a valid header `harvest`.
 
-    A row may have headers of this name too, and the harvester appends its own: the last that can be read counts.
+    The last valid header counts: a row may have headers of this name too, and the harvester appends its header to them.
     """
     found = None
     for name, value in headers or ():
@@ -93,6 +95,6 @@ def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] 
 
 
 def unpack(value: bytes) -> tuple[UUID, int]:
-    """Return the leader id and the outbox id. Raises ValueError when `value` is of another length or version."""
+    """Return the leader id, as UUID, and the outbox id. Raises ValueError if `value` has another length or version."""
     leader, outbox_id = split(value)
     return UUID(bytes=leader), outbox_id

@@ -1,7 +1,7 @@
-"""The record of a partition that was read last: evidence, beside a position, that the log is the same.
+"""Identity of the last record that was read from a partition. It shows later whether the partition's log was replaced.
 
-A log that lost its end (an unclean election of a leader, a volume that was put back) may grow past a position again.
-Topic id and offsets are then as before, and only the record differs. Pure.
+A log may lose its end (an unclean leader election, a restored volume) and then grow past the reader's position again.
+Topic id and offsets are then the same as before, and only the record at the offset differs. No I/O.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,9 @@ _DIGEST_BYTES = 8
 
 
 class LastRead(NamedTuple):
-    """Offset and timestamp (in milliseconds, -1 if none) of a record, and a digest of the rest; "" if unknown."""
+    """Offset and timestamp (in milliseconds; -1 without a timestamp) of a record, and a digest of its key, headers and
+    value. An unknown digest is "".
+    """
 
     offset: int
     timestamp: int
@@ -22,7 +24,7 @@ class LastRead(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "LastRead":
-        """Return the identity of a client's record, which must be unchanged since it came."""
+        """Return the identity of a client's record. The record must be unchanged since the client returned it."""
         value, headers = record.value(), list(headers_of(record) or ())
         rest = blake2b(repr((record.key(), headers, value is None)).encode(), digest_size=_DIGEST_BYTES)
         rest.update(value or b"")
@@ -30,15 +32,15 @@ class LastRead(NamedTuple):
 
     @classmethod
     def at(cls, record: Any) -> "LastRead":
-        """Return the identity, without a digest, of a record with content that may have been changed."""
+        """Return the identity of a record without a digest, because its content may have been changed in memory."""
         return cls(record.offset(), record.timestamp()[1])
 
     @classmethod
     def of_json(cls, value: Sequence[Any] | None) -> "LastRead | None":
-        """Return the `LastRead` of a list from JSON; None for None."""
+        """Return the identity from its form in JSON, a list; None for None."""
         return None if value is None else cls(*value)
 
     def fits(self, record: Any) -> bool:
-        """Return True if a record is the same, as far as is known."""
+        """Return True if `record` has this offset and timestamp, and this digest, if the digest is known."""
         found = self.of(record)
         return found[:2] == self[:2] and self.digest in {"", found.digest}

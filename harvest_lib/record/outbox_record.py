@@ -1,7 +1,7 @@
 """Records that writers put into an outbox, and their limits.
 
-Promises: a record that `OutboxRecord.check` lets through can be stored in the outbox table and accepted by Kafka, as
-far as that can be known without a query of either.
+Promise: if `OutboxRecord.check` accepts a record, the outbox table can store it and Kafka accepts it, as far as this
+can be decided without a query to Postgres or Kafka.
 """
 
 import json
@@ -24,14 +24,14 @@ INTERNAL_TOPICS = frozenset(
 )
 
 MESSAGE_ID = "message-id"
-"""The header of `harvest_lib.sequencing.message_id`."""
+"""Name of the header with a message id, see `harvest_lib.sequencing.message_id`."""
 _ID_BYTES, _VERSION_1, _VARIANT = 16, 0x10, 0x80
 
 HEADERS = frozenset({HEADER_NAME, MESSAGE_ID})
 
 
 TOPIC_MAX_CHARS = 249
-"""Kafka's limit, and the width of `kafka_topic`."""
+"""Maximum length of a topic's name in Kafka, and the width of the column `kafka_topic`."""
 
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -42,12 +42,12 @@ def is_legal_topic(name: str) -> bool:
 
 
 Header = tuple[str, str | None]
-"""Name and value; names may repeat, order is kept."""
+"""Name and value of a header. A record may have several headers of the same name; their order is preserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
-    """The widths of the outbox table's columns, in characters; None is without a limit. Defaults are the widths of the
+    """The widths of the outbox table's columns, in characters; None means no limit. The defaults are the widths of the
     documented table."""
 
     key_chars: int | None = 100
@@ -58,10 +58,10 @@ class RecordLimits:
 class OutboxRecord:
     """A message to be written to the outbox in the caller's transaction, and published to Kafka afterwards.
 
-    `value` is text, or bytes where the column is BYTEA; a dict or a list is written as JSON in UTF-8, whichever the
-    column is; None is a tombstone. `headers` are pairs of name and value, in order, or a dict. Records of a `key` reach
-    Kafka in the order of their commits, provided the writer locks the key (the aggregate's row)
-    before it inserts.
+    `value` is text, or bytes if the column has the type BYTEA. A dict or a list is written as JSON in UTF-8, for any
+    type of the column. None is a tombstone. `headers` are pairs of name and value, in order, or a dict. Records with
+    the same `key` reach Kafka in the order of their commits, if each writer locks the key (the aggregate's row) before
+    it inserts.
     """
 
     topic: str
@@ -71,7 +71,7 @@ class OutboxRecord:
 
     @property
     def header_pairs(self) -> list[Header]:
-        """The headers as pairs. Raises RecordError if they are something else."""
+        """The headers as pairs. Raises RecordError if `headers` is neither a dict nor pairs."""
         given = self.headers.items() if isinstance(self.headers, Mapping) else self.headers
         pairs = [each for each in given if isinstance(each, tuple | list) and len(each) == 2]  # noqa: PLR2004 - a pair
         if isinstance(given, str | bytes) or len(pairs) != len(given):
@@ -83,7 +83,8 @@ class OutboxRecord:
 
     @property
     def payload(self) -> str | bytes | None:
-        """The value as text or bytes. Raises RecordError if it is neither, nor a dict or a list that JSON can hold."""
+        """The value as it is written: text, bytes or None; a dict or a list as JSON. Raises RecordError for a value of
+        another type, and for a dict or a list that JSON cannot express."""
         if self.value is None or isinstance(self.value, str | bytes):
             return self.value
         if not isinstance(self.value, dict | list):
@@ -98,7 +99,7 @@ class OutboxRecord:
             ) from None
 
     def check(self, limits: RecordLimits) -> None:
-        """Raise RecordError if Kafka or the table could never take this record."""
+        """Raise RecordError if Kafka or the table would always reject this record."""
         if not isinstance(self.topic, str):
             raise self._of_another_type("topic", self.topic, "text")
         if self.topic in {".", ".."} or not _LEGAL_TOPIC.fullmatch(self.topic):
@@ -149,7 +150,7 @@ class OutboxRecord:
                 f"the {what} of a record for topic {self.topic[:80]!r} is not valid Unicode",
                 evidence=f"a lone surrogate at position {error.start}",
                 next_step="replace lone surrogates where the text is made",
-            ) from None  # the cause would carry the text
+            ) from None  # the cause would contain the text
         if "\x00" in text:
             raise RecordError(
                 f"the {what} of a record for topic {self.topic[:80]!r} holds a NUL character",
@@ -159,7 +160,8 @@ class OutboxRecord:
 
 
 def misleading_header(names: Sequence[str], contents: Sequence[str | bytes | None]) -> str:
-    """Return the name of a header with a value that would be read as the harvester's, or an empty string."""
+    """Return the name of the first header that readers would take for a header of the harvester; empty if there is
+    none."""
     for name, content in zip(names, contents, strict=False):
         if content is None or name not in HEADERS:
             continue

@@ -1,7 +1,7 @@
-"""Rows on their way, in order, as a list or as a page. Pure, no I/O.
+"""Sequences of rows inside the harvester: a list, or a page. No I/O.
 
-A *page* holds rows as Postgres has sent them, which may go to Kafka unchanged (`harvest_lib.native`). Reading a row of
-a page makes a Python row.
+A *page* contains rows in the binary form in which Postgres sent them, and can pass them to Kafka without Python objects
+(`harvest_lib.native`). Reading a row of a page creates a Python row.
 """
 
 from abc import abstractmethod
@@ -15,9 +15,9 @@ from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSummary:
-    """Properties of rows that are needed before they are sent. `bytes` is the size of all rows, `largest` of the
-    largest: key, value and headers. `is_plain`: each row has a topic, a key, and headers that are well-formed, none
-    with a name of the harvester's own; `topics` are then all their topics."""
+    """Properties of rows that are needed before they are sent. `bytes` is the size of all rows, and `largest` the size
+    of the largest row: key, value and headers. `is_plain`: each row has a topic, a key and well-formed headers, and no
+    header has a name of the harvester's headers. `topics` are the topics of all rows if `is_plain`."""
 
     bytes: int
     largest: int
@@ -26,7 +26,7 @@ class RowsSummary:
 
 
 class RowPage(Sequence[Row]):
-    """Rows that are made on each read. A slice is a page too."""
+    """A sequence that creates a row on each access. A slice of a page is a page."""
 
     __slots__ = ()
 
@@ -40,16 +40,16 @@ class RowPage(Sequence[Row]):
     @property
     @abstractmethod
     def ids(self) -> list[int]:
-        """Return the ids of all rows, without making rows."""
+        """Return the ids of all rows, without creating rows."""
 
     @property
     @abstractmethod
     def keys(self) -> list[str]:
-        """Return the keys of all rows, if each has a key (`RowsSummary.is_plain`), without making rows."""
+        """Return the keys of all rows, without creating rows. Each row must have a key (`RowsSummary.is_plain`)."""
 
     @abstractmethod
     def pick(self, places: Sequence[int]) -> "RowPage":
-        """Return the rows at `places`, as a page."""
+        """Return the rows at the indices `places`, as a page."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class RowPage(Sequence[Row]):
 
     @abstractmethod
     def sampled_traceparents(self, most: int) -> list[str]:
-        """Return the same as the function `sampled_traceparents`, without making rows."""
+        """Return the result of the function `sampled_traceparents` for this page, without creating rows."""
 
 
 def ids_of(rows: Sequence[Row]) -> list[int]:
@@ -67,17 +67,17 @@ def ids_of(rows: Sequence[Row]) -> list[int]:
 
 
 def keys_of(rows: Sequence[Row]) -> list[str]:
-    """Return the keys of rows that each have a key."""
+    """Return the keys of rows. Each row must have a key."""
     return rows.keys if isinstance(rows, RowPage) else [row[2] for row in rows]
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
-    """Return the header `traceparent` of the first rows with a recorded span, at most `most`, without repetitions in a
-    row. The caller has to check that it is well-formed."""
+    """Return the values of the header `traceparent` of rows with a sampled span: the first `most` values, where equal
+    consecutive values count once. The caller has to check that a value is well-formed."""
     if isinstance(rows, RowPage):
         return rows.sampled_traceparents(most)
     found: list[str] = []
-    for row in [each for each in rows if each[4] and TRACEPARENT in each[4]]:  # most often there is none
+    for row in [each for each in rows if each[4] and TRACEPARENT in each[4]]:  # usually no row has the header
         value = next((value for name, value in zip(row[4], row[5], strict=False) if name == TRACEPARENT), None)
         if isinstance(value, str) and is_sampled(value) and found[-1:] != [value]:
             found.append(value)

@@ -1,4 +1,4 @@
-"""Metrics and health of a process, for machines: counted where it works, read on request.
+"""Metrics and health of a process. Working threads count; a request, such as a scrape, reads the counts.
 
 | module | contents |
 | --- | --- |
@@ -15,6 +15,7 @@
 | `service` | all reports of a pipeline or a consumer |
 
 Promises
-- No counter grows record by record, and no work waits for a request.
-- No label holds a key or a value of a record. A label has a bounded number of values; the rest is `other`.
+- Counters are increased once for each batch, not for each record, and no work waits for a request.
+- No label contains the key or the value of a record. The number of values of a label is bounded; further values are
+  counted under `other`.
 """

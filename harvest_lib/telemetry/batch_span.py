@@ -1,7 +1,7 @@
-"""The span of messages that are sent, or processed, together.
+"""The OpenTelemetry span of a batch: messages that are sent, or processed, together.
 
 Names and attributes follow OpenTelemetry's conventions for messaging; additional attributes begin with `harvest.`. A
-span has no part of a message's key or value.
+span never contains any part of a message's key or value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 MOST_LINKS = 128
-"""Limit of a span's links in OpenTelemetry's SDK, by default."""
+"""Maximum number of links of a span, by default, in OpenTelemetry's SDK."""
 
 
 class BatchSpan:
-    """The span of a batch, in a trace of its own, from its construction on. Used by a single thread."""
+    """The span of a batch, in a trace of its own. The span starts when this object is constructed. Used by a single
+    thread."""
 
     def __init__(
         self,
@@ -48,19 +49,19 @@ class BatchSpan:
 
     @property
     def room(self) -> int:
-        """Return the number of links that the span still takes; 0 if it is not recorded."""
+        """Return the number of links that can still be added; 0 if the span is not recorded."""
         return MOST_LINKS - len(self._linked) if self.is_recorded else 0
 
     def link(self, traceparents: Iterable[str]) -> None:
-        """Link the span to these trace contexts, each once; a malformed context is ignored. The caller passes at most
-        `room` contexts."""
+        """Link the span to these trace contexts. Repeated and malformed contexts are ignored. The caller must pass at
+        most `room` contexts."""
         for each in traceparents:
             if each not in self._linked and (context := context_of(each)) is not None:
                 self._linked.add(each)
                 self.span.add_link(context)
 
     def end(self, error: str = "", reason: str = "") -> None:
-        """End the span; `error` is the kind of the error that ended the batch."""
+        """End the span. `error` is the kind of the error that ended the batch, and `reason` its description."""
         try:
             self._name(error, reason)
         finally:

@@ -1,7 +1,7 @@
-"""Every metric: its name, type, labels and meaning. Only metrics of this catalogue are reported.
+"""The catalogue of all metrics: name, type, labels and meaning. Only metrics of this catalogue are reported.
 
 Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for counters. Bounds of histograms
-follow OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
+follow OpenTelemetry's conventions for messaging. Names are public API, because dashboards and alerts use them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric. The name of a counter ends in `_total`, of an info in `_info`."""
+    """Description of a metric. The name of a counter ends in `_total`, the name of an info metric in `_info`."""
 
     name: str
     kind: Kind
@@ -29,14 +29,14 @@ class Metric:
 
 
 Reading = tuple[Metric, Mapping[Labels, float | HistogramReading]]
-"""Present values of a metric, by its labels."""
+"""A metric, and its current value for each combination of label values."""
 
 
 class Readings(Protocol):
-    """A source of metrics."""
+    """A source of current values of metrics."""
 
     def readings(self) -> Iterable[Reading]:
-        """Return the present values. Called by several threads."""
+        """Return the current values. Several threads may call this at the same time."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Counters and histograms, each by a few labels: threads that work add to them, a scrape reads them.
+"""Counters and histograms with a few labels. Working threads add values, and a scrape reads the counts.
 
-They never go back while the process lives.
+Counts never decrease during the life of the process.
 """
 
 import itertools
@@ -10,34 +10,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 OTHER = "other"
-"""The value of a label beyond the limit of series."""
+"""Value of every label of the series that counts everything beyond the limit of series."""
 MOST_SERIES = 100
-"""Limit of a counter's series. Names come from outside: without a limit they would take memory, here and in
-Prometheus."""
+"""Maximum number of series of a counter. Label values come from outside, such as names of topics, so that an unlimited
+number would exhaust memory, here and in Prometheus."""
 
 _BITS = 32
-"""Bits of an amount: more than any single addition needs."""
+"""Maximum number of bits of an amount that is added at once: more than any addition needs."""
 _LONGEST_VALUE = 200
-"""A longer value of a label is cut off: a name from outside must not fill the page."""
+"""Maximum length of a label's value, in characters. A longer value is cut off: a name from outside must not fill the
+page."""
 
 Labels = tuple[str, ...]
 
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
-"""In seconds: the bounds that OpenTelemetry's conventions advise for messaging, and two beyond for waits."""
+"""Bounds of histograms of durations, in seconds: those of OpenTelemetry's conventions for messaging, and two higher
+bounds for waits."""
 AGE_BOUNDS = (*DURATION_BOUNDS, 300.0, 1_800.0, 7_200.0, 86_400.0)
-"""In seconds, for records that may have waited in a backlog."""
+"""Bounds of histograms of ages, in seconds, for records that may have waited in a backlog."""
 
 
 def safe_value(value: str) -> str:
-    """Return a label's value, shortened, with characters escaped that UTF-8 cannot encode."""
+    """Return a label's value, shortened to 200 characters. Characters that UTF-8 cannot encode are escaped."""
     return value[:_LONGEST_VALUE].encode("utf-8", "backslashreplace").decode()
 
 
 class Counts:
-    """Counts that only grow, by labels.
+    """Increasing counts, a count for each combination of label values.
 
-    `add` takes no lock, so any callback of a client may call it: some come with an exception set, and would take a lock
-    and never release it.
+    `add` takes no lock, so that any callback of a client may call it. Some callbacks are invoked with a Python
+    exception set: they would acquire a lock and never release it.
     """
 
     def __init__(self, most: int = MOST_SERIES) -> None:
@@ -58,14 +60,15 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """Return the sum over all labels."""
+        """Return the sum of the counts of all label values."""
         return sum(self.read().values())
 
 
 class _Sum:
-    """A sum, kept as a count of additions for each power of two: a counter in C adds atomically among all threads.
+    """A sum that several threads increase without a lock: one `itertools.count` for each power of two of the amounts.
 
-    Such a counter returns its value only by counting. So each read counts once, and subtracts earlier reads.
+    `next` on such a counter is atomic among threads, but is also the only operation that returns its value. So each
+    read increases every counter by one, and subtracts the number of earlier reads.
     """
 
     __slots__ = ("_powers", "_reads")
@@ -87,19 +90,20 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramReading:
-    """Number of values at or below each bound, with infinity as the last bound, and the sum of all values."""
+    """Contents of a histogram: `buckets` has the number of values at or below each bound, infinity as the last bound.
+    `total` is the sum of all values."""
 
     buckets: Sequence[tuple[float, int]]
     total: float
 
 
 Observer = Callable[[float, Labels], None]
-"""Takes a value of a histogram and its labels; does not raise."""
+"""Function that is called with each value of a histogram and the label values. It must not raise."""
 
 
 class Histogram:
-    """Values in buckets, by labels, which are few and known to the caller. `observer`, if set, is called with each
-    value."""
+    """Values counted in buckets, for each combination of label values. The caller must use few label values: there is
+    no limit here. `observer`, if set, is called with each value."""
 
     def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
         self.bounds = bounds

@@ -1,4 +1,4 @@
-"""Readings in Prometheus' formats, by Prometheus' own client. The page is readable with any value of a label."""
+"""Renders readings in Prometheus' formats, with Prometheus' own client. Any value of a label gives a valid page."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,24 +13,26 @@ from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
 
 
 class Collector:
-    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds the metrics to your registry."""
+    """Collector for `prometheus_client`. `REGISTRY.register(Collector(…))` adds the metrics of the sources to your
+    registry."""
 
     def __init__(self, *sources: Readings) -> None:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that registering queries no database."""
+        """Return no metrics, so that registering the collector queries no database."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the present values of the metrics."""
+        """Yield the metrics of all sources with their current values."""
         for source in self._sources:
             for metric, series in source.readings():
                 yield _family(metric, series)
 
 
 def page(collector: Collector) -> Callable[[str], tuple[bytes, str]]:
-    """Return the function that renders `/metrics`, and its type, for a header `Accept`; with numbers of the process."""
+    """Return the function that renders `/metrics`. It takes the header `Accept`, and returns body and content type. The
+    page also has Prometheus' metrics of the process, such as its memory."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     ProcessCollector(registry=registry)

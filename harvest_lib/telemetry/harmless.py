@@ -1,8 +1,9 @@
-"""Observers that cannot do harm: span processors, event handlers and log handlers are the user's code.
+"""Protection against errors of observers, the user's code: span processors, event handlers and log handlers.
 
 Promises
-- An error of an observer costs only its own observation. The observed work continues, before and after a commit.
-- Each kind of error is reported once. Keyboard interrupts, which are meant for the process, pass through.
+- If an observer raises, only its own observation is lost. The observed work continues, before and after a commit.
+- Each type of error is reported once. Keyboard interrupts are raised to the caller, because they are meant for the
+  process.
 """
 
 import logging
@@ -15,8 +16,8 @@ _PACKAGE = "harvest_lib"
 
 
 class Harmless:
-    """Context of calls of an observer: their errors are logged as `event`, each kind once, and end here. Usable by any
-    thread, repeatedly."""
+    """Context manager for calls of an observer. It suppresses their errors, and logs each type of error once, as
+    `event`. Any thread may use it, repeatedly."""
 
     def __init__(self, logger: logging.Logger, event: str) -> None:
         self._logger, self._event = logger, event
@@ -37,10 +38,10 @@ class Harmless:
 
 
 class _Guarded(logging.Logger):
-    """A logger that keeps errors of handlers and filters from the code that logs."""
+    """A logger that does not raise the errors of its handlers and filters to the code that logs."""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Pass a record on."""
+        """Pass a record to the handlers. Their errors are written to standard error."""
         try:
             super().handle(record)
         except Exception as error:  # noqa: BLE001 - the user's handlers and filters raise anything
@@ -51,7 +52,8 @@ _told_of: set[type[BaseException]] = set()
 
 
 def _tell_of_handler(error: Exception) -> None:
-    """Write an error of a handler to standard error, as `logging` does with errors that it catches; each kind once."""
+    """Write an error of a handler to standard error, as `logging` does with the errors that it catches. Each type of
+    error is written once."""
     if type(error) not in _told_of:
         _told_of.add(type(error))
         with suppress(Exception):
@@ -60,8 +62,8 @@ def _tell_of_handler(error: Exception) -> None:
 
 
 def guard_loggers() -> None:
-    """Keep errors of handlers and filters of this package's loggers from the code that logs. Safe to repeat; loggers
-    stay the same objects, with their levels, handlers and filters."""
+    """Protect the code that logs from errors of the handlers and filters of this package's loggers. Repeated calls have
+    no further effect. Loggers remain the same objects, with their levels, handlers and filters."""
     for name, logger in list(logging.Logger.manager.loggerDict.items()):
         is_ours = name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
         if is_ours and isinstance(logger, logging.Logger) and not isinstance(logger, _Guarded):

@@ -1,7 +1,7 @@
-"""Signs of life for a supervisor: a file that is kept fresh, and systemd's socket.
+"""Signs of life for a supervisor: a file that is touched regularly, and systemd's socket.
 
-The file exists while the process works, and is touched once a second: readiness and liveness are the same check.
-systemd gets the messages of `sd_notify(3)`, if it requests them with `Type=notify`.
+The file exists while the process works, and is touched once a second. A supervisor can check both readiness and
+liveness by its age. systemd gets the messages of `sd_notify(3)` if the unit has `Type=notify`.
 """
 
 import os
@@ -24,7 +24,8 @@ _SOCKET = "NOTIFY_SOCKET"
 
 
 class Liveness:
-    """Removes at once a file left by an earlier process. Also a context manager, which removes its own file on exit."""
+    """Gives the signs of life. The constructor removes a file that an earlier process left. As a context manager it
+    notifies systemd and removes its own file on exit."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -32,10 +33,10 @@ class Liveness:
         self._remove()
 
     def show(self) -> None:
-        """Show that the process works; called more often than once a second, it does nothing.
+        """Give a sign of life, at most once a second; further calls have no effect.
 
-        Raises ConfigError if the first sign cannot be given. A later failure only costs the supervisor a sign: a disk
-        that is full for a moment ends no harvester.
+        Raises ConfigError if the file cannot be written the first time. Later failures are ignored, so that a disk that
+        is full for a moment does not end the harvester.
         """
         now = time.monotonic()
         if self._shown_at is not None and now - self._shown_at < _EVERY_SECONDS:
@@ -70,10 +71,11 @@ class Liveness:
 
 @contextmanager
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
-    """Notify systemd, if it requests that, each second while `live` returns a healthy verdict, and on exit.
+    """Notify systemd, if the unit requests it, each second while `live` returns a healthy verdict, and on exit.
 
-    A separate thread notifies, so the verdict must be about the working thread. The block may end in order before a
-    healthy verdict: that is no failure, so systemd is notified that it was ready. A process has a single block at once.
+    A separate thread notifies, so the verdict must be about the working thread. If the block ends in order before the
+    first healthy verdict, systemd is still notified that the process was ready, because such an end is no failure. A
+    process may have only one such block at a time.
     """
     if not os.environ.get(_SOCKET):
         yield
@@ -99,5 +101,5 @@ def _tell_systemd(state: str) -> None:
     address = os.environ.get(_SOCKET, "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.settimeout(0)  # a supervisor that does not read is not waited for
+            sender.settimeout(0)  # do not wait for a supervisor that does not read
             sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)

@@ -1,4 +1,4 @@
-"""Counts of events logged as a warning or worse, by the event's name."""
+"""Counts events that are logged as a warning or worse, by the event's name."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ from harvest_lib.telemetry.counts import Counts
 
 _LOGGERS = ("harvest_lib", "dagster_harvest")
 _CLIENT = "harvest_lib.librdkafka"
-"""The client's own sentences; its errors are counted by their kind."""
+"""Logger of librdkafka's messages. They are not counted here: errors of librdkafka are counted by their kind."""
 _EVENT = re.compile(r"[a-z][a-z_]{1,60}")
 
 
@@ -26,7 +26,7 @@ class LogCounts(logging.Handler):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count for as long as the context lasts."""
+        """Count events while the context is active."""
         loggers = [logging.getLogger(name) for name in _LOGGERS]
         for logger in loggers:
             logger.addHandler(self)

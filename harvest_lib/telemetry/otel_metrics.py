@@ -1,10 +1,11 @@
-"""The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider.
+"""Reports the metrics of `/metrics` to OpenTelemetry, if the process has a meter provider.
 
-A name is Prometheus' name with a point after `harvest`, without `_total` and `_seconds`, which type and unit replace; a
-collector that writes for Prometheus restores the first name. Metrics that OpenTelemetry's conventions for messaging
-name are reported under that name too. Counters and gauges are read when OpenTelemetry collects. Its histograms count by
-themselves, so each value of a histogram here is recorded there too: a value for each batch, not for each record. A
-process reports a single harvester, consumer and pipeline at a time: the latest of each kind.
+A metric's name is its Prometheus name with a point after `harvest`, without `_total` and `_seconds`, which type and
+unit replace. A collector that exports to Prometheus restores the Prometheus name. Metrics that OpenTelemetry's
+conventions for messaging define are also reported under the conventions' name. Counters and gauges are read when
+OpenTelemetry collects. OpenTelemetry's histograms count for themselves, so each value of a histogram here is recorded
+there too; histograms get a value for each batch, not for each record. A process reports a single harvester, consumer
+and pipeline at a time: the latest of each kind.
 """
 
 import logging
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _API = "opentelemetry.metrics"
-"""Module of the providers without reports."""
+"""Module of OpenTelemetry's API, whose own providers report nothing."""
 _MESSAGE = "{message}"
 
 
@@ -38,7 +39,8 @@ _Histograms = Mapping[Metric, Histogram]
 
 
 class _Instrument(NamedTuple):
-    """Form of a reported metric: `attributes` belong to each of its series, `labels` are the names of its labels."""
+    """Name and form of a metric in OpenTelemetry. `labels` are the names of its labels, and `attributes` constant
+    attributes of all its series."""
 
     metric: Metric
     name: str
@@ -48,7 +50,7 @@ class _Instrument(NamedTuple):
 
 
 def instrument_name(metric: Metric) -> tuple[str, str]:
-    """Return name and unit of a metric."""
+    """Return the name and the unit of a metric in OpenTelemetry."""
     name = metric.name.removesuffix("_total").replace("harvest_", "harvest.", 1)
     if name.endswith("_seconds"):
         return name.removesuffix("_seconds"), "s"
@@ -88,7 +90,7 @@ _HISTOGRAMS = [
 
 
 class _Reported:
-    """Instruments of a meter provider, and the sources of their numbers."""
+    """The instruments of a meter provider, and the sources of their values."""
 
     def __init__(self, meter: "Meter") -> None:
         self._lock = threading.Lock()
@@ -106,13 +108,13 @@ class _Reported:
         self._observed: list[_Histograms] = []
 
     def observe(self, histograms: _Histograms) -> None:
-        """Record the values of the given histograms from now on, instead of the previous set's."""
+        """Record the values of the given histograms from now on. They replace the previous set of histograms."""
         with self._lock:
             self._observed.append(histograms)
             self._observe_last()
 
     def release(self, histograms: _Histograms) -> None:
-        """Stop recording the given histograms; resume the previous set if it is still active."""
+        """Stop recording the given histograms, and resume the previous set if that was not released."""
         with self._lock:
             self._observed = [each for each in self._observed if each is not histograms]
             for each in histograms.values():
@@ -127,8 +129,8 @@ class _Reported:
             histogram.observer = self._recorder(metric, histogram)
 
     def _recorder(self, metric: Metric, histogram: Histogram) -> Observer:
-        """Return a function that records a histogram's values in OpenTelemetry, with the same bounds. It logs an error,
-        and then records no more."""
+        """Return a function that records a histogram's values in OpenTelemetry, with the same bounds. After an error,
+        which it logs, it stops recording."""
 
         def record(value: float, labels: Labels) -> None:
             try:
@@ -155,15 +157,16 @@ class _Reported:
         return self._histograms[metric.name]
 
     def add(self, source: Readings) -> None:
-        """Report a source from now on, and stop reporting ended sources."""
+        """Report a source from now on, and remove the sources that have ended."""
         with self._lock:
             self._sources = [each for each in self._sources if not isinstance(each, _Ended)] + [source]
 
     def end(self, source: Readings) -> None:
-        """Report the last numbers of a source from now on: a last collection may come while the process ends."""
+        """Replace a source by its last values, because OpenTelemetry may collect once more while the process ends."""
         last = _Ended(_read(source))
         with self._lock:
-            self._sources = [last, *(each for each in self._sources if each is not source)]  # before working sources
+            # In front: later sources, which still work, override it.
+            self._sources = [last, *(each for each in self._sources if each is not source)]
 
     def _callback(self, instrument: _Instrument) -> "_Callback":
         from opentelemetry.metrics import Observation  # noqa: PLC0415 - a process with a meter has it
@@ -176,8 +179,8 @@ class _Reported:
         return observe
 
     def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
-        """Return the present series of a metric. All metrics are read together, and again when a metric is read for the
-        second time."""
+        """Return the current series of a metric. All metrics are read together. They are read again when the same
+        metric is requested a second time, because then a new collection has begun."""
         with self._lock:
             if instrument.name in self._told or not self._told:
                 self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}
@@ -192,7 +195,7 @@ def _attributes(instrument: _Instrument, labels: Labels) -> Mapping[str, str]:
 
 
 class _Ended:
-    """The last readings of a source that has ended."""
+    """A source that returns the last readings of a source that has ended."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._readings = readings
@@ -202,7 +205,7 @@ class _Ended:
 
 
 def _read(source: Readings) -> Sequence[Reading]:
-    """Return the readings of a source; none if it raises."""
+    """Return the readings of a source; an empty list if the source raises."""
     try:
         return [*source.readings()]
     except Exception:  # noqa: BLE001 - a missing number must not end the process
@@ -221,8 +224,8 @@ def is_reported() -> bool:
 
 @contextmanager
 def reported(subject: Readings) -> Iterator[None]:
-    """Report numbers to OpenTelemetry, if the process has a meter provider: present values during the context, the last
-    values from then on."""
+    """Report metrics to OpenTelemetry, if the process has a meter provider: the current values while the context is
+    active, and the last values after that."""
     provider = _configured_provider()
     if provider is None:
         yield

@@ -10,17 +10,18 @@ from harvest_lib.telemetry.log_counts import LogCounts
 
 
 class ProcessReadings:
-    """`Readings` of errors of Kafka's clients, of connections, and of warnings in the log while they are counted."""
+    """Source of the metrics of every process: errors of Kafka's clients, connections to Postgres, and logged warnings.
+    Warnings are only counted inside `counting`."""
 
     def __init__(self) -> None:
         self._log = LogCounts()
 
     def counting(self) -> AbstractContextManager[None]:
-        """Count warnings for as long as the context lasts."""
+        """Count logged warnings while the context is active."""
         return self._log.counting()
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the present values of the metrics."""
+        """Yield the metrics with their current values."""
         yield catalogue.KAFKA_ERRORS, KAFKA_ERRORS.read()
         yield catalogue.POSTGRES_CONNECTIONS, {("opened",): 0, ("failed",): 0, **POSTGRES_CONNECTIONS.read()}
         yield catalogue.LOG_EVENTS, self._log.counts.read()

@@ -1,4 +1,4 @@
-"""A server's answer that is needed rarely, and without waiting for it."""
+"""A server's answer that is refreshed in the background, so that its readers never wait for the server."""
 
 import logging
 import threading
@@ -16,22 +16,25 @@ T = TypeVar("T")
 
 
 class RareAnswer(Generic[T]):
-    """Queries a server only while its answer is read, once a minute at most, on a thread that ends with the answer."""
+    """Cache of a server's answer. A read starts a query if the last query is a minute old. Each query has a thread of
+    its own, which ends with the answer."""
 
     def __init__(self, ask: Callable[[], T], unknown: T, *, name: str) -> None:
-        """`unknown` is returned before the first answer, and after a failed query. `name` is the thread's."""
+        """`ask` queries the server. `unknown` is returned before the first answer and after a failed query. `name` is
+        the name of the query's thread."""
         self._ask_server, self._unknown, self._name = ask, unknown, name
         self._seen = unknown
         self._asking = threading.Lock()
         self._ask_at = 0.0
 
     def seen(self) -> T:
-        """Return the last answer; query again if it is old. For any thread."""
+        """Return the last answer without waiting. If the last query is a minute old, start another. Any thread may call
+        this."""
         if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
             self._ask_at = boot_seconds() + _EVERY_SECONDS
             try:
                 threads.start(self._name, self._ask)
-            except RuntimeError:  # no thread can be started
+            except RuntimeError:  # the process cannot start another thread
                 self._asking.release()
         return self._seen
 

@@ -1,11 +1,11 @@
 """The HTTP server of `--listen`: `/metrics`, `/livez`, `/readyz`, `/progress`.
 
 Promises
-- No client delays another: each has a thread from a small pool, and seconds to send its request and to read the answer.
-  If all threads are taken, the oldest connection is closed.
-- An unusable address is an error before anything starts.
-- It answers while Postgres and Kafka are unavailable, and reports that.
-- Progress is checked every five seconds, so that the first request for it gets a full answer.
+- No client delays another client: each connection has a thread of its own, and each send or receive of it five seconds.
+  With 16 connections open, a new connection closes the oldest.
+- An unusable address is reported as an error before the process starts its work.
+- The server answers while Postgres and Kafka are unavailable, and reports that they are.
+- Progress is checked every five seconds even without requests, so that the first request for it gets a full answer.
 """
 
 import errno
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
-"""Limit of the wait for a client to send its next bytes, or to read the answer."""
+"""Maximum wait for a client to send its next bytes, or to read the answer."""
 _LOOK_SECONDS = 5.0
-"""Interval of the checks of progress: a stall is only known from earlier checks, also without requests."""
+"""Interval of the checks of progress without a request: a stall is only known by comparison with an earlier check."""
 _AGAIN_SECONDS = 1.0
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
@@ -48,7 +48,7 @@ _HINTS = {
 
 
 class Subject(Readings, Health, Protocol):
-    """Source of the numbers and the health that are served."""
+    """A process, or part of it, whose metrics and health are served."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -72,10 +72,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Listener:
-    """Serves a subject from its construction on. A context manager, which stops on exit."""
+    """Serves a subject from the construction of this object until `stop`, or the exit of the context."""
 
     def __init__(self, address: str, subject: Subject) -> None:
-        """Listen on `HOST:PORT`. Raises ConfigError if the address is not usable."""
+        """Listen on `address`, `HOST:PORT`. Raises ConfigError if the address is not usable."""
         host, port = parse_address(address)
         from harvest_lib.telemetry.exposition import Collector, page  # noqa: PLC0415 - only with a listener
 
@@ -95,19 +95,19 @@ class Listener:
             lambda: subject.progress(DEFAULT_WITHIN_SECONDS),
             stopping=self._stopping,
             pause_seconds=lambda: _LOOK_SECONDS,
-            on_error=lambda _: None,  # requests fail in the same way, and are logged
+            on_error=lambda _: None,  # a request fails in the same way, and logs the error
         )
         _log.info("telemetry_served", extra={"address": self.address})
 
     @property
     def address(self) -> str:
-        """Return the bound `HOST:PORT`: port 0 means any free port."""
+        """Return the bound `HOST:PORT`, with the chosen port if port 0 (any free port) was requested."""
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def stop(self) -> None:
-        """Stop listening, and close connections. Safe to repeat."""
-        self._server.shutdown()  # before the event: a thread that does not serve yet would not answer it
+        """Stop listening, and close all connections. Repeated calls have no effect."""
+        self._server.shutdown()  # before the event is set: a thread that does not serve yet would never answer
         self._stopping.set()
         self._server.server_close()
         self._server.hang_up(0)
@@ -140,7 +140,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
-    allow_reuse_port = False  # two processes would share the requests
+    allow_reuse_port = False  # otherwise two processes could listen on the port and share the requests
 
     def __init__(self, host: str, port: int, subject: Subject, render: Callable[[str], tuple[bytes, str]]) -> None:
         self.subject, self.render = subject, render
@@ -171,11 +171,11 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             while len(self._clients) > most:
                 oldest = next(iter(self._clients))
                 del self._clients[oldest]
-                with suppress(OSError):  # its thread ends by itself, and closes it
+                with suppress(OSError):  # the connection's thread then ends by itself, and closes it
                     oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        # A closed connection is no error of the server.
+        # That a client closed its connection is not an error of the server.
         _log.debug("client_left", exc_info=True)
 
 
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log: scrape_failed\n", _TEXT)
 
     def do_HEAD(self) -> None:
-        """Answer as GET, without the body: load balancers send HEAD."""
+        """Answer like GET, without the body, because some load balancers send HEAD."""
         self.do_GET()
 
     def _answer_verdict(self, verdict: Verdict) -> None:
@@ -234,7 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _seconds(query: str) -> float | None:
-    """Return `seconds` of a query, the default if it is missing, None if it is no time."""
+    """Return the parameter `seconds` of a URL's query, the default if it is missing; None if it is not a positive
+    number."""
     given = parse_qs(query, keep_blank_values=True).get("seconds", [str(DEFAULT_WITHIN_SECONDS)])[-1]
     try:
         seconds = float(given)

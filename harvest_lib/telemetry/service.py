@@ -1,4 +1,4 @@
-"""All reports of a working process: the listener, OpenTelemetry and systemd, each where it is configured."""
+"""Starts all reports of a working process: the HTTP listener, OpenTelemetry and systemd, as far as configured."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,11 +10,11 @@ from harvest_lib.telemetry.server import Listener, Subject
 
 @contextmanager
 def observed(subject: Subject, address: str | None = None) -> Iterator[None]:
-    """Report the numbers and the health of a pipeline or a consumer while it runs.
+    """Report the metrics and the health of a pipeline or a consumer while the context is active.
 
-    They are served at `address` (`HOST:PORT`), if given; the numbers go to OpenTelemetry, if the process has a meter
-    provider; systemd is notified that the process works, if it requests that. A process has a single such block at a
-    time. Raises ConfigError.
+    Metrics and health are served at `address` (`HOST:PORT`), if given. The metrics are reported to OpenTelemetry, if
+    the process has a meter provider. systemd is notified that the process works, if the unit requests that. A process
+    may have only one such block at a time. Raises ConfigError.
     """
     with ExitStack() as opened:
         if address:

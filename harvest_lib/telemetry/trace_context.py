@@ -1,6 +1,6 @@
-"""The W3C trace context of records, where the process uses OpenTelemetry.
+"""The W3C trace context of records, if the process uses OpenTelemetry.
 
-OpenTelemetry is never imported for it: a process that has a current span or a tracer provider has imported it.
+This module never imports OpenTelemetry on its own: a process with a current span or a tracer provider has imported it.
 """
 
 import logging
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _harmless = Harmless(logging.getLogger(__name__), "trace_context_not_written")
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-"""The headers of a record that name the span of its writing."""
+"""Headers of a record that identify the span in which the record was written."""
 TRACEPARENT_CHARS = 55
 """Length of a `traceparent` of version 00, the only version."""
 _SAMPLED = "13579bdf"
-"""Last digits of flags with the lowest bit set."""
+"""Hexadecimal digits with the lowest bit set: the last digit of the flags of a sampled span."""
 _PARTS = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SCOPE = "harvest_lib"
 """The name of the tracer and the meter."""
@@ -39,19 +39,19 @@ def version() -> str:
 
 
 def current_headers() -> Sequence[tuple[str, str]]:
-    """Return the headers of the current span, if there is a current span."""
+    """Return the trace context of the current span as headers (name, value); empty without a current span."""
     if not is_imported("trace"):
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
     headers: dict[str, str] = {}
-    with _harmless:  # a record is written without them
+    with _harmless:  # after an error the record is written without these headers
         TraceContextTextMapPropagator().inject(headers)
     return tuple(headers.items())
 
 
 def configured_tracer() -> "Tracer | None":
-    """Return the tracer of the process's tracer provider, None if no provider is set."""
+    """Return a tracer of the process's tracer provider; None if no provider is set."""
     if not is_imported("trace"):
         return None
     from opentelemetry import trace  # noqa: PLC0415
@@ -63,12 +63,12 @@ def configured_tracer() -> "Tracer | None":
 
 
 def is_sampled(value: str) -> bool:
-    """Return True if the value of a header may be a `traceparent`, of a span that is recorded."""
+    """Return True if a header's value looks like the `traceparent` of a sampled span. The check is not complete."""
     return len(value) == TRACEPARENT_CHARS and value.isascii() and value[-1] in _SAMPLED
 
 
 def context_of(traceparent: str) -> "SpanContext | None":
-    """Return the context of a `traceparent`, None if it is malformed. OpenTelemetry has to be installed."""
+    """Return the span context of a `traceparent`; None if it is malformed. OpenTelemetry has to be installed."""
     from opentelemetry.trace import SpanContext, TraceFlags  # noqa: PLC0415
 
     parts = _PARTS.fullmatch(traceparent)
