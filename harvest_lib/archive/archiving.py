@@ -2,7 +2,7 @@
 
 A closed segment changes only if a parked record is put back. Retention detects this, and the segment is archived again.
 After a kill at any moment, or a full disk, the next run starts with the first segment that is not recorded as archived,
-and writes its files again.
+and writes the files of that segment again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,8 @@ def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) ->
 def archive_segments(
     connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, segments: Sequence[Segment] | None = None
 ) -> Iterator[Archived]:
-    """Archive closed segments, by default the `unarchived_segments`. Yield each segment after it was archived.
+    """Archive closed segments, by default the `unarchived_segments`. Yield a result for each segment after the segment
+    was archived.
 
     From the first call on, retention drops only archived segments. Needs the owner's rights and a connection in
     autocommit. Raises ArchiveError and DatabaseError; segments that were yielded before an error remain archived.
@@ -101,8 +102,8 @@ def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: 
     assert segment.upper is not None  # noqa: S101 - a closed segment has an upper bound
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # Lock before the snapshot: if the table were rewritten after it (ALTER … TYPE, TRUNCATE), the snapshot would
-        # see no rows.
+        # The table is locked before the snapshot is taken. If a statement rewrote the table after the snapshot (ALTER …
+        # TYPE, TRUNCATE), the snapshot would see no rows.
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(segment.table.identifier))
         lift_timeouts(connection)
         records = SegmentRecords(connection, segment)
@@ -157,7 +158,7 @@ class _Writing:
         )
 
     def compare(self, file: ArchivedFile, rows: Rows) -> None:
-        """Raise ArchiveError unless a file contains exactly the given rows, and its bytes are as they were written."""
+        """Raise ArchiveError if the bytes of a file differ from the bytes written, or its rows differ from `rows`."""
         self.files.check_bytes(file)
         with self.files.opened(file.path) as opened:
             read = load_pyarrow().parquet.ParquetFile(opened)
@@ -187,7 +188,7 @@ def _alone(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Iterator
 
 
 def verify_archive(url: str) -> Iterator[Archived]:
-    """Read every file that a manifest names. Yield each segment if its files match its manifest.
+    """Read every file that a manifest names. Yield a result for each segment whose files match its manifest.
 
     Raises ArchiveError for the first missing or altered file, and for a gap in the ids of the segments.
     """

@@ -6,9 +6,9 @@
 
 A file of records counts only if a manifest names it. Days are days of `create_time`, in UTC.
 
-Promise for an archive in a local folder: the content of a file is synced to disk before its name, and its name before a
-manifest lists it. A file replaces a previous file atomically. On other file systems, the guarantees are those of the
-file system for closed files.
+Promise for an archive in a local folder: a file's content is synced to disk first, then the file's name, and only then
+a manifest lists the file. A new file replaces an existing file atomically. On other file systems, a file is as durable
+as that file system makes a closed file.
 """
 
 import hashlib
@@ -47,8 +47,8 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The archive's contents for a segment: ids from `lower`, inclusive, to `upper`, exclusive. A first segment without
-    a lower bound has `lower` None."""
+    """Description of a segment's files in the archive. The segment has the ids from `lower` (inclusive) to `upper`
+    (exclusive). `lower` is None if the segment has no lower bound."""
 
     segment: str
     lower: int | None
@@ -86,7 +86,7 @@ class ArchiveFiles:
         return without_secrets(str(text), self._url)
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return the error, for `raise … from`; None if its text might quote a secret of the URL."""
+        """Return the error, for `raise … from`. Return None if the error's text might quote a secret of the URL."""
         return None if secrets(self._url) else error
 
     def claim(self, identity: str, outbox: str) -> None:
@@ -135,7 +135,7 @@ class ArchiveFiles:
     def publish(self, manifest: Manifest) -> None:
         """Write a manifest, read it back, and remove files of the segment that the manifest does not name.
 
-        The files that the manifest names must be written before.
+        The files that the manifest names must be written before this call.
         """
         name = _manifest_name(manifest.segment)
         self._write_json(name, {"version": VERSION, **asdict(manifest)})

@@ -72,7 +72,8 @@ class SegmentRecords:
         self.schema = schema_of(is_binary=row is not None and bool(row[0]))
 
     def totals(self) -> tuple[int, int | None]:
-        """Return the number of records, and the largest transaction id among them; None without records."""
+        """Return two values: the number of records, and the largest transaction id of a record (None without
+        records)."""
         with translated():
             row = self._connection.execute(sql.SQL(_TOTALS).format(segment=self.segment.table.identifier)).fetchone()
         return row if row is not None else (0, None)
@@ -118,8 +119,8 @@ class SegmentRecords:
 
 
 def schema_of(*, is_binary: bool) -> Any:
-    """Return the Arrow schema of an archive of version 1. With `is_binary` the column `kafka_value` has bytes,
-    otherwise text."""
+    """Return the Arrow schema of an archive of version 1. The column `kafka_value` has bytes if `is_binary` is True,
+    else text."""
     pa = load_pyarrow()
     return pa.schema(
         [
@@ -136,7 +137,7 @@ def schema_of(*, is_binary: bool) -> Any:
 
 
 def names_and_types(schema: Any) -> Mapping[str, str]:
-    """Return the type of each column of an Arrow schema by name, as text, for a manifest."""
+    """Return a mapping from the name of each column of an Arrow schema to its type, as text, for a manifest."""
     return {field.name: str(field.type) for field in schema}
 
 

@@ -19,7 +19,8 @@ _PORT = re.compile(r"[^/@:]*:\d*(/|$)")
 _HIDDEN = "***"
 
 _PIECE = 4
-"""Minimum length of a part of a secret that is hidden. Shorter parts occur by chance in any text."""
+"""Minimum length of a part of a password that is hidden without the rest of the password. Shorter parts occur by chance
+in any text."""
 
 
 def shown(url: str) -> str:
@@ -53,8 +54,9 @@ def _parted(url: str) -> tuple[str, list[str]]:
 
 
 def _user(scheme: str, rest: str) -> tuple[str, str]:
-    """Split a URL without its scheme. Return the credentials before the host or bucket ("" without credentials), and
-    the rest. If a password contains an unencoded `/` or `@`, the credentials end at the last `@`."""
+    """Split a URL without its scheme. Return two values: the credentials before the host or bucket ("" without
+    credentials), and the rest of the URL. If a password contains an unencoded `/` or `@`, the credentials end at the
+    last `@`."""
     first = rest.partition("/")[0]
     if ":" in first.partition("@")[0] and not _PORT.match(rest) and "@" in rest:
         user, _, rest = rest.rpartition("@")

@@ -1,5 +1,5 @@
-"""Filter for records with a message id of `harvest_lib.consume`. It yields, once each, the records that readers of
-committed messages see.
+"""Filter for records with a message id of `harvest_lib.consume`. It yields exactly the records that a reader of
+committed messages gets, each of them once.
 
 Records that are not acknowledged yet are stored without their values.
 """
@@ -15,15 +15,15 @@ Record = TypeVar("Record")
 
 
 class Acknowledged(Generic[Record]):
-    """Filter for all partitions. `observe` converts a client's message to a record, for messages that have to be read
-    again."""
+    """Filter for the records of all partitions. Some messages have to be read from Kafka again: `observe` converts
+    these messages of the client to records."""
 
     def __init__(self, settings: Mapping[str, object], observe: Callable[[Any], Record]) -> None:
         self._settings, self._observe = settings, observe
         self._sequencers: dict[tuple[str, int], Sequencer] = defaultdict(Sequencer)
 
     def take(self, record: Record, place: tuple[str, int], offset: int, message_id: bytes | None) -> Iterator[Record]:
-        """Process the next record in the log of partition `place`. Yield the records that it commits."""
+        """Process the next record in the log of the partition `place`. Yield the records that this record commits."""
         for found in self._sequencers[place].take((Message(offset, message_id, record),)):
             if isinstance(found, Replay):
                 yield from self._again(found, place)

@@ -24,9 +24,10 @@ _PAGE_ROWS = 5_000
 
 def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
     """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic, column 4
-    (optional) the content, an expression like `CONTENT`. In a composed query each % must be doubled.
+    (optional, only in a composed query) the content, as the expression `CONTENT` computes it. In a composed query, each
+    % must be doubled.
 
-    Rows with a topic that is not in `topics` are skipped. A key that is null is unknown and not compared. The
+    Rows with a topic that is not in `topics` are skipped. A key that is null is unknown, and is not compared. The
     connection is open from the first row to the last. Raises DatabaseUnavailable or DatabaseAccessDenied. If Postgres
     refuses the query, or its first column is not an integer, raises DatabaseError with the query.
     """

@@ -4,9 +4,10 @@ Both streams are written to a temporary SQLite database on disk, in which window
 database disappears when it is closed, or when the process is killed. Memory contains only SQLite's page cache and a few
 examples. This module uses neither Kafka nor Postgres.
 
-A record is identified by its id and, if known, its committed content. After a restore of the database ids are assigned
-again, so that a record that was delivered before under the same id is a different record. The ids of a key in the same
-partition must ascend: writers lock the key before they insert, and the sequence has CACHE 1.
+A record is identified by its id and, if known, its committed content. After a restore, the database assigns the same
+ids again. A record that was delivered before the restore is then a different record than the committed record of the
+same id. The ids of a key in the same partition must ascend, because writers lock the key before they insert, and the
+sequence has CACHE 1.
 """
 
 import sqlite3
@@ -50,11 +51,12 @@ def audit(
     """Read each stream once, in the order committed, pending, observed. Return a report of their differences.
 
     The records of `observed` have offsets, so they may come in any order. `pending` are the ids that still wait in the
-    outbox. `committed_again` repeats the query of `committed`. It is called at most once, if Kafka has ids that
-    `committed` lacked, because these records may have been committed in the meantime. With `purged_when_delivered`,
-    `committed` is an outbox from which delivered rows are deleted: ids in Kafka that it lacks count as purged, not as
-    unknown. The report has up to `examples` examples of each anomaly. `spill_directory` is the folder of the temporary
-    database (default: the system's folder for temporary files), which needs about 150 bytes for each record.
+    outbox. `committed_again` repeats the query of `committed`. It is called at most once, and only if Kafka has ids
+    that `committed` lacks: these records may have been committed after `committed` was read. With
+    `purged_when_delivered`, `committed` is an outbox from which delivered rows are deleted: ids in Kafka that the
+    outbox lacks count as purged, not as unknown. The report has up to `examples` examples of each anomaly.
+    `spill_directory` is the folder of the temporary database (default: the system's folder for temporary files), which
+    needs about 150 bytes for each record.
     """
     with _temporary_database(spill_directory) as database:
         database.executemany(queries.ADD_COMMITTED, committed)
@@ -114,7 +116,7 @@ def _report(
 def _count_and_keep(
     database: sqlite3.Connection, query: str, *, examples: int, show_keys: bool
 ) -> tuple[int, tuple[Example, ...]]:
-    """Run a query once. Return the number of its rows, and the first rows as examples."""
+    """Run a query once. Return two values: the number of its rows, and the first rows as examples."""
     count = 0
     kept: list[Example] = []
     for count, (topic, partition, offset, record_id, key) in enumerate(database.execute(query), start=1):  # noqa: B007

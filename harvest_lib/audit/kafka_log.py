@@ -1,7 +1,7 @@
 """Reads topics of Kafka once: each partition from its beginning to the end that it had when the audit began.
 
-With isolation `read_committed`, open transactions in front of the ends are awaited first, because committed records end
-in front of the first open transaction.
+With isolation `read_committed`, the audit first waits until no transaction before these ends is open, because a client
+gets committed records only up to the first open transaction.
 
 Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a record.
 So a partition is complete when a record at or past its end arrives, or the broker reports the end of the partition.
@@ -28,7 +28,7 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 _REACH_TIMEOUT_SECONDS = 8.0
 _SILENCE_TIMEOUT_SECONDS = 20.0
 _OPEN_SECONDS = 30.0
-"""Maximum wait for open transactions of other producers. After it, an open transaction is an error."""
+"""Maximum wait for open transactions of other producers. A transaction that stays open for longer is an error."""
 _BATCH_RECORDS = 2_000
 _BATCH_BYTES = 8 * 1024 * 1024
 _QUEUE_KIB = 8 * 1024
@@ -46,11 +46,12 @@ def read_topics(
 ) -> Iterator[list[ObservedRecord]]:
     """Yield the records of `topics` in batches. Records of a partition are in the order of its log.
 
-    `settings` are librdkafka's, including `bootstrap.servers`. A record's id is the outbox id in its header `harvest`;
-    with `id_header` it is the integer, as text, in that header. With isolation `read_committed`, a record with a
-    message id of `harvest_lib.consume` is only yielded if it is acknowledged. Raises KafkaUnavailable (after about 8 s
-    if no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (a transaction stays open, so that records
-    behind it cannot be read, though they may be committed), or ConfigError for a setting.
+    `settings` are librdkafka's, including `bootstrap.servers`. A record's id is the outbox id in the record's header
+    `harvest`. If `id_header` is given, the id is the integer, as text, in the header of that name. With isolation
+    `read_committed`, a record with a message id of `harvest_lib.consume` is only yielded if it is acknowledged. Raises
+    KafkaUnavailable (after about 8 s if no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (a
+    transaction stays open, so that records behind it cannot be read, though they may be committed), or ConfigError for
+    a setting.
     """
     said = LastError()
     consumer = _consumer(settings, isolation, said)
@@ -93,7 +94,7 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
 
 
 def _ranges(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the first offset and the end of each partition, as the client's isolation shows them."""
+    """Return the first offset and the end of each partition. The end depends on the client's isolation."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     deadline = monotonic() + _REACH_TIMEOUT_SECONDS
     for topic in dict.fromkeys(topics):
@@ -164,7 +165,8 @@ def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[s
 
 
 def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes | None]:
-    """Return the observed record, and its message id of `harvest_lib.consume`, None if it has none."""
+    """Return two values: the observed record, and its message id of `harvest_lib.consume` (None without a message
+    id)."""
     record_id: int | None = None
     leader: bytes | None = None
     message_id: bytes | None = None

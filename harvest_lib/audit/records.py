@@ -13,8 +13,8 @@ CONTENT = f"coalesce(substr(sha256({{value}}), 1, {_CONTENT_BYTES}), ''::bytea)"
 
 
 def content_of(value: bytes | None) -> bytes:
-    """Return a digest of a value, to distinguish values with the same id. It has 8 bytes; for a tombstone it is
-    empty."""
+    """Return a digest of a value, to distinguish values with the same id. The digest has 8 bytes. The digest of a
+    tombstone (None) is empty."""
     return sha256(value).digest()[:_CONTENT_BYTES] if value is not None else b""
 
 

@@ -41,7 +41,7 @@ class Explanation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedKeys:
     """Keys that moved to a partition. `keys` is the number of keys that were in another partition of the topic before.
-    `first_ms` (Kafka's timestamp, milliseconds) and `first_offset` are of the first record of such a key in this
+    `first_ms` (Kafka's timestamp, milliseconds) and `first_offset` belong to the first record of such a key in this
     partition."""
 
     topic: str
@@ -73,8 +73,8 @@ class LeaderStatistics:
 class AuditReport:
     """Result of the comparison of committed records with the records in Kafka.
 
-    `records == delivered + purged + unknown + other_contents + duplicates + foreign`. `committed == delivered + lost`
-    plus the committed records that are `pending`.
+    `records == delivered + purged + unknown + other_contents + duplicates + foreign`. `committed` is the sum of
+    `delivered`, `lost` and the committed records that are still pending.
     """
 
     records: int
@@ -100,13 +100,16 @@ class AuditReport:
     """Records in Kafka with another key than the committed record."""
     duplicates: int
     adjacent_duplicates: int
-    """Copies that directly follow the same record, among the records of their key in the partition."""
+    """Copies that directly follow another copy of the same record: no other record of their key is between the two in
+    the partition."""
     separated_duplicates: int
-    """Copies that follow other records of their key."""
+    """All other copies, for example a copy that follows another record of its key."""
     unexplained_duplicates: int
-    """Copies that the same term sent twice, or with an unknown sender because a header is missing."""
+    """Copies of a record that the same term sent twice, and copies whose sender is unknown because a header is
+    missing."""
     reordered: int
-    """Records with a smaller id than the previous record of their key, among first occurrences only."""
+    """Records with a smaller id than the previous record of their key in the partition. Only the first copy of each
+    record in the partition is considered."""
     order_violations: int
     """Records with a smaller id than the previous record of their key in the partition, copies included."""
     split_keys: int
@@ -117,8 +120,8 @@ class AuditReport:
     moved_keys: tuple[MovedKeys, ...] = ()
     """The partitions to which the split keys moved, with the first record of a moved key in each."""
     examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
-    """The first occurrences of each anomaly, by the name of the anomaly's count. An anomaly that was not found has no
-    entry."""
+    """The first occurrences of each anomaly. The key is the name of the anomaly's count, such as `lost`. An anomaly
+    that was not found has no entry."""
 
     @property
     def explained_duplicates(self) -> int:

@@ -29,11 +29,12 @@ _Samples = Mapping[Metric, Mapping[Labels, float]]
 
 @contextmanager
 def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Yield a dictionary for the counts of an audit, by finding. At the end of the block, write them as metrics to
-    `path`; without a path, write nothing. If the block raises, the audit is recorded as failed.
+    """Yield an empty dictionary, which the block fills with the counts of an audit, by finding. At the end of the
+    block, write the counts as metrics to `path`; without a path, write nothing. If the block raises, the audit is
+    recorded as failed.
 
-    Raises ConfigError if the file cannot be written or the collector would not read it: before the block, if that can
-    be determined.
+    Raises ConfigError if the file cannot be written, or if the collector would not read it. As far as possible, both
+    are checked before the block.
     """
     found: dict[str, int] = {}
     if path is None:
@@ -68,7 +69,7 @@ def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str
 
 
 def _last_complete(path: Path) -> _Samples:
-    """Return the samples of the last complete audit; none if its file does not exist or cannot be read."""
+    """Return the samples of the last complete audit. Return no samples if the file does not exist or cannot be read."""
     try:
         families = {each.name: each for each in text_string_to_metric_families(path.read_text(encoding="utf-8"))}
         return {
