@@ -11,9 +11,10 @@ from sys import getsizeof
 from typing import Any
 
 BATCH_BYTES = 4 << 20
-"""Limit of a reader's batch. A message of at least this size ends its batch."""
+"""Limit of a reader's batch, in bytes. A batch ends with the message that reaches the limit."""
 BULK_BYTES = 4 << 20
-"""Limit of a writer's bulk. In memory, a bulk exists several times: encoded, decoded, in the destination's format."""
+"""Limit of a writer's bulk, in bytes. In memory, a bulk exists several times: encoded, decoded, in the destination's
+format."""
 
 _MESSAGE_BYTES = 300
 _VALUE_BYTES = 100

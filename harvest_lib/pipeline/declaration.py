@@ -114,7 +114,8 @@ class _Reading(YamlReader):
         return Declaration(settings=settings, reader=reader, writers=writers)
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node, with variables replaced; None if the value is invalid, which is noted."""
+        """Return the value of a node, with variables replaced. If the value is invalid, note the problem and return
+        None."""
         # YAML reads 0123 as 83, and 1_000 as 1000. Settings of Kafka clients are texts: such a text stays unchanged.
         is_other_number = node.tag == INT and not _PLAIN_NUMBER.fullmatch(node.value)
         found = node.value if path[-2:-1] == ("kafka",) and is_other_number else self.construct(node, path)
@@ -190,7 +191,8 @@ class _Reading(YamlReader):
         self, given: dict[str, Any], path: Place, look: Callable[[str], Side[Made]], beside: Sequence[str] = ()
     ) -> tuple[str, Callable[[], Made]] | None:
         """Return an adaptor's name and the factory of its reader or writer; None if a problem was noted. `look` returns
-        the adaptor's side, `beside` are names of settings that are not the adaptor's."""
+        the reading or writing side of an adaptor. `beside` has the names of allowed settings that do not belong to the
+        adaptor."""
         name = given.get("adaptor")
         if not isinstance(name, str) or not name:
             self._note((*path, "adaptor"), "is missing", f"choose one of {', '.join(adaptors.names())}", at=path)
@@ -208,7 +210,7 @@ class _Reading(YamlReader):
         return None if options is None else (name, partial(side.make, options))
 
     def _checked(self, model: type[Model], values: Mapping[str, Any], path: Place) -> Model | None:
-        """Return the model of values; None if the values are invalid, after noting each problem."""
+        """Return a valid model with these values. If the values are invalid, note each problem and return None."""
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:

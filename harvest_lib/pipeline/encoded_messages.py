@@ -1,7 +1,8 @@
-"""Batches of encoded messages. Reader, commit log and writers pass on bytes, and create message objects only on access.
+"""Batches of encoded messages. Reader, commit log and writers exchange these batches, without an object for each
+message.
 
-The bytes of a message are its head, which many messages share, and its encoded data. A batch is nevertheless a sequence
-of messages: each access to an element creates a `PipelineMessage`.
+A message is stored as two parts: its head, which many messages share, and its encoded data. A batch is nevertheless a
+sequence of messages: each access to an element creates a `PipelineMessage`.
 """
 
 from abc import abstractmethod
@@ -53,11 +54,12 @@ class EncodedMessages(Sequence[PipelineMessage], Packable):
         """Return the data of the message at index `place`."""
 
     def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
-        """Return the value of a field in each message from `begin` to before `end`, None where a message lacks it."""
+        """Return the value of a field in each message from `begin` to before `end`, None for a message without the
+        field."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> PipelineMessage:
-        """Return the message at index `place` with its offset in the log. Its data must not be modified."""
+        """Return the message at index `place` with its offset in the log. The message's data must not be modified."""
         ((timestamp, byte, key),) = self.heads_of(place, place + 1)
         mode, op = PARTS[byte]
         return PipelineMessage(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
@@ -82,8 +84,9 @@ class EncodedMessages(Sequence[PipelineMessage], Packable):
         return self.encoded_bytes(0, len(self)) + size_decoded(self.values)
 
     def reach(self, begin: int, end: int, most_bytes: int) -> int:
-        """Return the index after the message with which the encodings, from `begin` on, reach `most_bytes`. The index
-        is at most `end`, and at least `begin + 1`."""
+        """Return the end of a range of messages from `begin` on. The range ends with the message at which the total
+        size of the encodings reaches `most_bytes`. The end is the index after this message, at most `end`, and at least
+        `begin + 1`."""
         bounds = self._bounds_of_values()
         return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes)))
 
@@ -136,13 +139,14 @@ def encoded(batch: Sequence[PipelineMessage]) -> EncodedMessages:
 class JoinedMessages(EncodedMessages):
     """A batch of outbox records that were encoded in C, in one contiguous buffer.
 
-    The data of a message is decoded on access, so that the original rows are not needed any more.
+    The data of a message is decoded on access. So the batch does not need the original rows.
     """
 
     __slots__ = ("rows", "table")
 
     def __init__(self, rows: EncodedRows, table: Sequence[Head]) -> None:
-        """`rows` has the encodings, and the kind of each message. `table` has the head for each kind."""
+        """`rows` has the encoding and the kind of each message. The kind is the index of the message's head in
+        `table`."""
         super().__init__((), rows)
         self.rows = rows
         self.table = table
@@ -217,7 +221,8 @@ class _JoinedPacking(Packing):
 
 
 class UnreadableEntry(PipelineError):
-    """A log entry does not contain a message. Another version wrote it, or a program that is not a pipeline."""
+    """A log entry does not contain a message. Another version of the library wrote the entry, or a program that is not
+    a pipeline."""
 
     def __init__(self, offset: int, why: str) -> None:
         super().__init__(

@@ -12,7 +12,8 @@ Promises
   key that begins with `$` is encoded with a second `$`, which decoding removes.
 - `loads` also accepts `$numberInt`, `$numberLong` and dates in milliseconds, which MongoDB's tools write.
 - A number in foreign JSON is decoded as a Decimal if a float would not preserve it (`1e400`, 20 digits).
-- A value that cannot be encoded is refused. The error has its type and its path, and never the value.
+- A value that cannot be encoded is refused. The error has the type and the path of the value, and never the value
+  itself.
 """
 
 import base64
@@ -98,7 +99,8 @@ def as_dumped(text: str) -> bytes | None:
 
 
 def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:
-    """Return data of JSON's own types as JSON, and the number of keys with `$` that the encoder added (0)."""
+    """Return two values: data of JSON's own types as JSON, and the number of `$` keys that the encoder added, always
+    0."""
     return _encode(data), 0
 
 

@@ -60,7 +60,7 @@ class OpenLogs:
 
     def writer_progress(self, declared: DeclaredWriter) -> WriterProgress:
         """Return the progress of a writer, starting at its flushed offsets. Raises OffsetBeyondLog if the log ends
-        before them."""
+        before these offsets."""
         park = None
         if declared.settings.on_transform_error == "park":
             park = parked_messages(self._declaration.folder, declared.name).add

@@ -22,8 +22,8 @@ class MessageRun:
     """Consecutive messages of the log, from one or several batches in memory."""
 
     def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
-        """`first` is the offset of the first message. `parts` are batches, each with the index of its first message in
-        the run and the index after its last."""
+        """`first` is the offset of the first message. `parts` are batches, each with the range of its messages that
+        belong to the run: the index of the first message, and the index after the last message."""
         self.first = first
         self.parts = parts
         self._ends = list(accumulate(end - begin for _, begin, end in parts))
@@ -186,8 +186,9 @@ class MessageCache:
                 del self._firsts[0], self._batches[0]
 
     def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> MessageRun | None:
-        """Return cached messages from offset `begin` to before `end`: at most `most` messages, ending with the message
-        with which the encodings reach `most_bytes`. None if the message at `begin` is not in the cache."""
+        """Return cached messages from offset `begin` to before `end`. The run has at most `most` messages, and ends
+        with the message at which the total size of the encodings reaches `most_bytes`. Return None if the message at
+        `begin` is not in the cache."""
         end = min(end, begin + most)
         parts, at, left = [], begin, most_bytes
         with self._lock:

@@ -58,12 +58,12 @@ class OffsetLog:
 
     @property
     def position(self) -> int:
-        """Return the offset after the highest acknowledged offset, which is the offset of the writer's next message."""
+        """Return the offset of the writer's next message: the highest acknowledged offset plus one."""
         return self._position
 
     @property
     def repaired(self) -> tuple[Cut, ...]:
-        """Return the incomplete ends of the offset log's files that were cut off when it was opened."""
+        """Return the incomplete ends of files that were cut off when the offset log was opened."""
         return self._log.repaired
 
     @property
@@ -73,7 +73,7 @@ class OffsetLog:
             return dict(self._offsets)
 
     def check(self, end: int) -> None:
-        """Check that a commit log with this end contains all acknowledged offsets. Raises OffsetBeyondLog if not."""
+        """Raise OffsetBeyondLog if a commit log that ends at `end` does not contain all acknowledged offsets."""
         if self._position > end:
             raise OffsetBeyondLog(
                 f"a writer has acknowledged up to offset {self._position - 1}, and the log ends at {end}",
@@ -83,8 +83,8 @@ class OffsetLog:
             )
 
     def acknowledge(self, namespace: bytes, offset: int) -> None:
-        """Acknowledge a message, and with it all earlier messages, in memory until the next flush. A lower offset than
-        before has no effect."""
+        """Acknowledge a message, and with it all earlier messages. The next flush writes the offset to the disk. An
+        offset that is not higher than the last offset of the namespace has no effect."""
         with self._lock:
             if offset <= self._offsets.get(namespace, -1):
                 return
@@ -111,15 +111,15 @@ class OffsetLog:
                 self._compact()
 
     def compact(self) -> None:
-        """Remove all entries except the newest of each namespace. `flush` does so too when a segment is full. Raises
+        """Remove all entries except the newest of each namespace. `flush` also compacts, when a segment is full. Raises
         LogUnwritable."""
         with self._flushing:
             self._log.roll()
             self._compact()
 
     def close(self) -> None:
-        """Flush the offsets and release the log. Idempotent. If the flush fails, it releases the log and raises
-        LogUnwritable."""
+        """Flush the offsets and release the log. Idempotent. If the flush fails, this method releases the log and
+        raises LogUnwritable."""
         try:
             self.flush()
         finally:

@@ -45,7 +45,8 @@ class PipelineStatus:
     end: int
     writers: Sequence[WriterStatus]
     undeclared: Mapping[str, int]
-    """Positions of writers that have offsets in the folder but are not declared. Compaction respects them too."""
+    """Positions of writers that have offsets in the folder but are not declared. Compaction does not go beyond these
+    positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

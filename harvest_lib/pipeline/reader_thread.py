@@ -3,8 +3,8 @@ writers have written.
 
 Promises
 - A batch is in the commit log before the next batch is requested.
-- Messages are confirmed to the reader (`Reader.kept`) only when the offsets of every writer are flushed beyond them,
-  and the log is synced.
+- Messages are confirmed to the reader (`Reader.kept`) only when the log is synced, and every writer has flushed the
+  offsets of these messages.
 - The reader is at most `max_behind_messages` messages and one batch ahead of the slowest running writer.
 """
 
@@ -76,7 +76,8 @@ class ReaderThread(PipelineThread):
         return reader.slot_state() if reader is not None else None
 
     def close(self) -> None:
-        """Confirm the messages that all writers have written, and close the reader. Call it after the thread's end."""
+        """Confirm the messages that all writers have written, and close the reader. Call this method after the thread's
+        end."""
         if self._reader is None:
             return
         try:
@@ -120,8 +121,9 @@ class ReaderThread(PipelineThread):
             self._changed.notify_all()
 
     def _tell(self, reader: Reader) -> None:
-        """Confirm messages to the reader if all writers have written messages that were not confirmed yet."""
-        # There is a single mark at a time. So only one message per namespace is stored, however slow a writer is.
+        """Confirm to the reader those messages that all writers have written and that were not confirmed before."""
+        # A mark is an end of the log, with the last message of each namespace before this end. There is a single mark
+        # at a time, so that only one message per namespace is stored, however slow a writer is.
         flushed = self._flushed()
         while True:
             if self._mark is None and self._log.end > self._told:

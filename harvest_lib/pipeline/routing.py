@@ -2,8 +2,8 @@
 
 Promises
 - A message that a writer does not get (another namespace, a NOOP, dropped, parked) counts as acknowledged.
-- If a transform fails for a message, the message is parked durably before it counts as acknowledged. Otherwise neither
-  this message nor any later message counts as acknowledged.
+- If a transform fails for a message, the message is parked durably before it counts as acknowledged. If the message
+  cannot be parked, neither this message nor any later message counts as acknowledged.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,8 @@ class Routing:
     ) -> None:
         """`namespace` is the filter, a regular expression. Raises ValueError for an invalid expression.
 
-        `park` is called for a message for which a transform fails. Without `park`, such a message stops the writer.
+        If a transform fails for a message, `park` is called with the message. Without `park`, such a message stops the
+        writer.
         """
         self._namespace = compiled(namespace)
         self._transforms = transforms

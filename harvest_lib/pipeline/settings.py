@@ -90,13 +90,13 @@ class PipelineSettings(_Settings):
     """Folder of the commit log and the offsets. A relative path starts at the folder of the file."""
     commit_log: CommitLogSettings = CommitLogSettings()
     flush_seconds: Seconds = Field(default=1.0, alias="flush_offsets")
-    """Interval of flushing the writers' offsets. After a kill, a writer may get the messages of this time again.
-    Default 1 s."""
+    """Interval of flushing the writers' offsets. After a kill, a writer may get the messages of the last interval
+    again. Default 1 s."""
     shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
     """Time limit for a stop, in which writers write messages that are in the log. Default 30 s."""
     max_behind_messages: int | None = Field(default=None, ge=1)
-    """The reader waits if it is more than this number of messages ahead of the slowest writer. It limits how many
-    messages a writer gets individually after a kill. Default: ten of the largest batches, at least 10,000."""
+    """The reader waits if it is more than this number of messages ahead of the slowest writer. This also limits how
+    many messages a writer gets individually after a kill. Default: ten of the largest batches, at least 10,000."""
 
 
 class WriterSettings(_Settings):
@@ -109,7 +109,7 @@ class WriterSettings(_Settings):
     on_error: Literal["stop", "stop_writer"] = "stop"
     """What a failed bulk stops: the pipeline (`stop`), or only this writer (`stop_writer`). Default: stop."""
     on_transform_error: Literal["stop", "park"] = "stop"
-    """What a failed transform does: it stops as a failed bulk does (`stop`), or its message is parked in the folder
+    """What happens if a transform fails: the same as for a failed bulk (`stop`), or the message is parked in the folder
     (`park`). Default: stop."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
     """Messages of the log per write, at most. Default: 1,000."""

@@ -4,7 +4,8 @@ from harvest_lib.errors import HarvestError, PipelineError
 
 
 def one_line(error: BaseException) -> str:
-    """Return cause and evidence of a HarvestError without its next step, or type and text of another error."""
+    """Return the cause and the evidence of a HarvestError, without its next step. For any other error, return its type
+    and its text."""
     if isinstance(error, HarvestError):
         return "; ".join(filter(None, [error.cause, error.evidence]))
     return f"{type(error).__name__}: {error}"

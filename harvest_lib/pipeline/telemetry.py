@@ -100,7 +100,7 @@ class PipelineTelemetry:
 
 
 def _of_slot(pipeline: str, state: "SlotState") -> Iterator[Reading]:
-    """Yield the metrics of a slot. A size that is None has no value."""
+    """Yield the metrics of a slot. The metric of a size that is None is yielded without a value."""
     label = (pipeline, state.slot)
     yield catalogue.PIPELINE_SLOT_STATUS, {(*label, each): float(each == state.status) for each in _STATUSES}
     for metric, size in (

@@ -2,9 +2,9 @@
 
 Promises
 - Appended messages and acknowledged offsets are synced at their intervals, even if the reader or a writer is blocked. A
-  bulk may take minutes; offsets that the writer acknowledged before it are flushed in time.
-- Compaction does not remove messages that a writer with offsets in the folder has not acknowledged. That includes a
-  writer that the declaration does not have at present: it may be declared again.
+  bulk may take minutes; offsets that the writer acknowledged before the bulk are flushed in time.
+- Compaction does not remove messages that a writer with offsets in the folder has not acknowledged. This also holds for
+  a writer that is not declared at present, because it may be declared again.
 """
 
 import logging
@@ -72,7 +72,8 @@ class PipelineThread(ABC):
 
 
 class _PeriodicThread(PipelineThread):
-    """A thread that calls `act` every `interval_seconds` until it is stopped. With an interval of 0 it never does."""
+    """A thread that calls `act` every `interval_seconds` until it is stopped. With an interval of 0, it never calls
+    `act`."""
 
     def __init__(self, name: str, *, interval_seconds: float, changed: threading.Condition) -> None:
         super().__init__(name, changed=changed, otherwise="the pipeline's folder failed")

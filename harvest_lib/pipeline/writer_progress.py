@@ -1,4 +1,5 @@
-"""Progress of a writer through the commit log: first, to resume, it writes messages individually, then in bulk.
+"""Progress of a writer through the commit log. A writer first resumes: it writes messages individually. Then it writes
+messages in bulk.
 
 Promises
 - A message counts as acknowledged when the writer has written it, or when it is certain that the writer does not get
@@ -26,7 +27,8 @@ from harvest_lib.pipeline.transforms import TransformFailed
 
 
 class WriterProgress:
-    """Progress of a writer. A single thread uses it, but any thread may read `position` and `flushed`, and flush."""
+    """Progress of a writer. A single thread uses it, but any thread may read `position` and `flushed`, and call
+    `flush`."""
 
     def __init__(
         self,
@@ -59,8 +61,8 @@ class WriterProgress:
         self.flushed = offsets.position
         """The first offset that is not acknowledged on the disk: earlier offsets stay acknowledged after a kill."""
         self.missed = 0
-        """Number of messages that compaction removed, or an operator skipped, before this writer reached them. It is
-        complete after the resume."""
+        """Number of messages that compaction removed, or an operator skipped, before this writer reached them. The
+        number is complete after the resume."""
         self._flushed_at = clock()
         self._flushing = threading.Lock()
 
@@ -93,7 +95,8 @@ class WriterProgress:
         self._acknowledge(run.newest, run.next)
 
     def _bulk_of_messages(self, writer: Writer, end: int, run: MessageRun | None) -> None:
-        """Write a bulk that needs message objects: its entries are read from the log, or go through transforms."""
+        """Write a bulk that needs message objects, because its entries are read from the log or go through
+        transforms."""
         entries = self._entries(end) if run is None else run.entries()
         messages: list[PipelineMessage] = []
         failure = None
@@ -123,11 +126,12 @@ class WriterProgress:
 
     @property
     def whole_batches(self) -> int:
-        """Return the offset before which the log has complete batches of the reader."""
+        """Return the end of the last batch that the reader thread has appended completely, as an offset."""
         return self._message_cache.end
 
     def skip(self, offset: int) -> None:
-        """Acknowledge the next message without sending it. Raises PipelineError unless its offset is `offset`."""
+        """Acknowledge the next message without sending it. Raises PipelineError if the next message is not at
+        `offset`."""
         found = None
         if offset < self._log.end:
             found = next(

@@ -1,10 +1,10 @@
 """The thread of a writer: it resumes, then writes in bulk, until `finish` is called and the log's end is reached.
 
-If a database becomes unavailable after the writer has resumed, the thread waits and tries again. It does so also during
-the resume if the database reports a temporary error (a lock, a timeout, a full disk). Each attempt opens a new writer,
-with a new connection. A bulk that was refused three times may be too large: its messages are then written individually.
-If the connection is lost again and again at the same message, although the server runs, that message is considered the
-cause, and the writer stops.
+If a database becomes unavailable after the writer has resumed, the thread waits and tries again. During the resume, the
+thread does so only if the database reports a temporary error (a lock, a timeout, a full disk). Each attempt to write
+opens a new writer, with a new connection. A bulk that was refused three times may be too large: its messages are then
+written individually. If the connection is lost again and again at the same message, although the server runs, that
+message is considered the cause, and the writer stops.
 
 The thread flushes acknowledged offsets after the resume and at its end, also after an error. In between, `Flusher`
 flushes them.
@@ -47,8 +47,8 @@ class WriterThread(PipelineThread):
         changed: threading.Condition,
         stopping: threading.Event,
     ) -> None:
-        """`writing` is the writer's progress. `open_writer` is called for each attempt. If `stopping` is set, a resume
-        ends after the present message."""
+        """`writing` is the writer's progress. `open_writer` is called for each attempt to write. If `stopping` is set,
+        a resume ends after the present message."""
         super().__init__(
             f"writer {writing.name}",
             changed=changed,
@@ -114,7 +114,8 @@ class WriterThread(PipelineThread):
         return self.progress.position < self._singly_until
 
     def _wait(self, seconds: float) -> bool:
-        """Wait before the next attempt. Return False if the time for writing ends during the wait."""
+        """Wait before the next attempt to write. Return False if the time for writing ends during the wait, else
+        True."""
         deadline = Deadline(seconds)
         with self._changed:
             while not self._is_over:

@@ -1,7 +1,7 @@
 """Sources and destinations of pipelines. A package adds its own through the entry point group `harvest_lib.adaptors`.
 
-An entry point refers to an `Adaptor`. Pipeline declarations use the name of the entry point. `reads` or `writes` of an
-`Adaptor` is None if the adaptor does not read or does not write.
+An entry point refers to an `Adaptor`. Pipeline declarations use the name of the entry point. `reads` is None for an
+adaptor that cannot read, `writes` is None for an adaptor that cannot write.
 
     [project.entry-points."harvest_lib.adaptors"]
     redis = "acme_pipelines.redis:ADAPTOR"
@@ -36,29 +36,32 @@ class Reader(Protocol):
 
     def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         """Yield batches of messages, and an empty batch if no message is ready. The iterator ends at the end of the
-        source; for a source that grows, it never ends.
+        source. If the source can grow, the iterator never ends.
 
-        `last` maps each namespace to the last message (possibly a NOOP) that the commit log has from this reader. The
-        reader continues after these messages. A request for the next batch confirms that the previous batch is in the
-        log.
+        `last` maps each namespace to its last message (possibly a NOOP) in the commit log. The reader continues after
+        these messages. A request for the next batch confirms that the previous batch is in the log.
         """
         ...
 
     def kept(self, last: Mapping[str, PipelineMessage]) -> None:  # noqa: ARG002 - for readers that override it
-        """Note that every writer has written all messages up to `last` (by namespace). The source may drop them."""
+        """Note that every writer has written the messages in `last` (by namespace), and all messages before them. The
+        source may drop all of these messages."""
         return
 
     def retained(self) -> "Sequence[Retained]":
-        """Return the state of each partition of a source that removes old messages even if they were not read.
+        """Return the retention state of each partition, if the source removes old messages even before they are read.
+        For any other source, the result is empty.
 
-        Any thread may call it, and call it often. It does not block."""
+        Any thread may call this method, and call it often. The method does not block.
+        """
         return ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of the reader's replication slot, for which the server retains all changes that were not
-        read. None if the reader has no slot, or if the state is not known yet.
+        """Return the state of the reader's replication slot: the server retains all changes that were not read from the
+        slot. Return None if the reader has no slot, or if the state is not known yet.
 
-        Any thread may call it, and call it often. It does not block."""
+        Any thread may call this method, and call it often. The method does not block.
+        """
         return None
 
     def close(self) -> None:
@@ -96,8 +99,8 @@ Made_co = TypeVar("Made_co", covariant=True)
 class Side(Generic[Made_co]):
     """The reading or the writing side of an adaptor. `options` is the model that validates its options.
 
-    `make` returns a reader or writer for valid options. It opens no connection, so that a declaration can be checked on
-    a machine that does not reach the source or destination.
+    `make` returns a reader or writer for valid options. `make` opens no connection, so that a declaration can be
+    checked on a machine that does not reach the source or destination.
     """
 
     options: type[BaseModel]
@@ -118,7 +121,8 @@ def names() -> Sequence[str]:
 
 
 def find(name: str) -> Adaptor:
-    """Return an adaptor by its name. Raises ConfigError for an unknown name, AdaptorError if it cannot be loaded."""
+    """Return an adaptor by its name. Raises ConfigError for an unknown name, AdaptorError if the adaptor cannot be
+    loaded."""
     places = _places()
     found = places.get(name, [])
     if not found:
@@ -152,12 +156,12 @@ def find(name: str) -> Adaptor:
 
 
 def reading(name: str) -> Side[Reader]:
-    """Return the reading side of an adaptor. Raises ConfigError if it cannot read."""
+    """Return the reading side of an adaptor. Raises ConfigError for an adaptor that cannot read."""
     return _side(name, "read", lambda adaptor: adaptor.reads)
 
 
 def writing(name: str) -> Side[Writer]:
-    """Return the writing side of an adaptor. Raises ConfigError if it cannot write."""
+    """Return the writing side of an adaptor. Raises ConfigError for an adaptor that cannot write."""
     return _side(name, "write", lambda adaptor: adaptor.writes)
 
 
@@ -174,7 +178,8 @@ def _side(name: str, verb: str, side_of: Callable[[Adaptor], Side[Made_co] | Non
 
 
 def _places() -> Mapping[str, Sequence[str]]:
-    """Return the targets (`module:attribute`) that are declared for each name of an adaptor, sorted."""
+    """Return a mapping from the name of each adaptor to the targets (`module:attribute`) declared for the name,
+    sorted."""
     places = {name: {place} for name, place in OURS.items()}
     for each in entry_points(group=GROUP):
         places.setdefault(each.name, set()).add(each.value)

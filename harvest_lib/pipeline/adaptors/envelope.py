@@ -23,7 +23,7 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 Content: TypeAlias = Literal["envelope", "data"]
 
 JoinedEncodings: TypeAlias = "tuple[Pieces, Array[c_int32]]"
-"""The encoded messages of a batch, and for each message the number of its kind."""
+"""The encoded messages of a batch, and for each message the index of its head in the table of the batch's heads."""
 
 _OPS = {each.name.lower(): each for each in Op}
 _TIMESTAMPS = 1 << 64
@@ -59,8 +59,8 @@ def encode_all(messages: Sequence[PipelineMessage], content: Content) -> list[by
 def encode_joined(
     messages: Sequence[PipelineMessage], content: Content, end: bytes = b""
 ) -> "list[JoinedEncodings] | None":
-    """Return the encodings of `encode_all`, each followed by `end`, batch by batch; None if the messages are not in
-    encoded batches, or have to be encoded individually."""
+    """Return an element per batch, with the same encodings as `encode_all` returns, each followed by `end`. Return None
+    if the messages are not in encoded batches, or have to be encoded individually."""
     if not isinstance(messages, LoggedMessages) or messages.joined is None:
         return None
     if content == "data" and any(map(_needs_its_op, messages.kinds)):

@@ -8,10 +8,13 @@ Each record becomes an insert in the namespace of its topic, with the data
 Promises
 - The promises of the snapshot source hold: no record is skipped, records of a key come in the order of their commits
   (if writers lock the key), and a record is on disk before it is returned. The reader does not change rows.
-- Retention keeps records until all writers have written them: only `kept` writes the subscription's checkpoint.
-- If two readers share a subscription, the later reader deposes the earlier reader, which stops with an error.
+- Retention does not drop a record before all writers have written it, because only `kept` writes the subscription's
+  checkpoint.
+- If two readers share a subscription, the later reader deposes the earlier reader. The earlier reader stops with an
+  error.
 - After `harvest subscriptions rewind`, the pipeline continues at the new position when it is next started. If the
-  subscription has a filter, only matching records are read. If it has a last snapshot, reading ends there.
+  subscription has a filter, only matching records are read. If the subscription has a last snapshot, reading ends with
+  this snapshot.
 - A removed subscription is an error: since the removal, retention may have dropped records that were not read.
 """
 
@@ -48,7 +51,7 @@ _IS_THERE = "SELECT EXISTS (SELECT FROM {} WHERE subscription = %s)"
 
 _INSERT, _NOOP = BYTES[Mode.SYNC, Op.INSERT], BYTES[Mode.SYNC, Op.NOOP]
 _PARTS = {"id": ID, "key": KEY, "value": VALUE}
-"""Fields of a message whose value is a column of the row without any change, and the index of that column."""
+"""The fields of a message that are unchanged columns of the row, each with the index of its column."""
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.05
 _AWAY_SECONDS = 0.5
@@ -115,7 +118,8 @@ class OutboxReader(Reader):
             yield messages_of(page.rows, unix_ms(), self._namespace, place)
 
     def kept(self, last: Mapping[str, PipelineMessage]) -> None:
-        """See `Reader`. Raises CheckpointError if another reader uses the subscription, or if it was rewound."""
+        """See `Reader`. Raises CheckpointError if another reader uses the subscription, or if the subscription was
+        rewound."""
         place = last.get(self._namespace)
         if place is None or self._source is None or self._checkpoints is None:
             return
@@ -180,8 +184,9 @@ class OutboxReader(Reader):
             )
 
     def _newer(self, checkpoint: OutboxCheckpoint, logged: Mapping[str, Any]) -> OutboxCheckpoint:
-        """Return the checkpoint to continue from: the log's, or the subscription's if the subscription was rewound
-        after the log was written. Raises CheckpointError if they belong to different subscriptions."""
+        """Return the checkpoint to continue from. If the subscription was rewound after the log was written, that is
+        the subscription's checkpoint, else the log's. Raises CheckpointError if the two belong to different
+        subscriptions."""
         if checkpoint.generation > logged["generation"]:
             return checkpoint
         if checkpoint.generation < logged["generation"] or checkpoint.number > logged["number"]:

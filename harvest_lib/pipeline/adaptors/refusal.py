@@ -15,8 +15,8 @@ def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> M
     """Return the error for a bulk that `by` refused. `offsets` are the offsets of all messages that may be the cause.
     `remedy` is the advice that makes such a message acceptable.
 
-    The error advises to acknowledge without sending only if there is a single such message. Among several messages,
-    that advice would skip good messages.
+    If a single message may be the cause, the error advises to acknowledge that message without sending it. With several
+    messages, that advice would skip good messages.
     """
     first, last = offsets[0], offsets[-1]
     if len(offsets) == 1:

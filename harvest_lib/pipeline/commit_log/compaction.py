@@ -23,12 +23,12 @@ class CompactionStopped(Exception):
 
 
 def smaller(segment: LogSegment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> LogSegment | None:
-    """Copy a segment without the entries before offset `up_to`, but with the entries whose offset is in `kept`
+    """Copy a segment into a new segment. Entries before offset `up_to` are left out, unless their offset is in `kept`
     (ascending).
 
-    Returns the new segment, which is synced; it has no blocks and no files if no entry remains. Returns None if no
-    entry can be left out. Raises LogDamaged, OSError, and CompactionStopped if `going_on` returns False. After an
-    error there are no new files.
+    Returns the new segment, which is synced. If no entry remains, the new segment has no blocks and no files. Returns
+    None if no entry can be left out. Raises LogDamaged, OSError, and CompactionStopped if `going_on` returns False.
+    After an error there are no new files.
     """
     with ExitStack() as held:
         left: list[list[LogEntry]] = []

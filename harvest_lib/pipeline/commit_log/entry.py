@@ -86,7 +86,8 @@ class Packable(ABC):
 
 
 class _Packers(dict[int, Callable[..., bytes]]):
-    """Cache of functions, by the length of a key. The function packs an entry without its data."""
+    """Cache of packing functions, by the length of a key. Such a function packs the part of an entry before its
+    data."""
 
     def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
         if len(self) >= _PACKERS_KEPT:
@@ -107,7 +108,7 @@ def pack(entries: Iterable[LogEntry]) -> bytes:
 
 
 class Packing:
-    """Gives offsets to entries, and packs as many at a time as fit into a limit."""
+    """Assigns offsets to entries. Each call of `take` packs as many entries as fit into a limit."""
 
     def __init__(self, entries: Iterable[Unnumbered], offset: int) -> None:
         """`offset` is the offset of the first entry."""
@@ -166,7 +167,7 @@ class Packing:
 def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
     """Return the entries in `data` from offset `begin` on.
 
-    Raises Malformed for bytes that are not an entry, and for an offset that is not ascending or not below `end`.
+    Raises Malformed for bytes that are not an entry, and for offsets that do not ascend or are not below `end`.
     """
     entries: list[LogEntry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from

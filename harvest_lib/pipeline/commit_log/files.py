@@ -44,8 +44,8 @@ def unfinished_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def writing(what: Path, doing: str) -> Iterator[None]:
-    """Convert an OSError in the block to LogUnwritable with a remedy. `doing` names the action that failed, `what` the
-    file if the error has none."""
+    """Convert an OSError in the block to LogUnwritable with a remedy. `doing` names the action that failed. `what` is
+    the file for the error's text, if the OSError names no file."""
     try:
         yield
     except OSError as error:
@@ -66,7 +66,7 @@ def unreadable(path: Path, error: OSError) -> LogError:
 
 
 def write_all(handle: int, data: bytes, at: int) -> None:
-    """Write all of `data` at byte `at` of a file. Raises OSError; a part may be written then."""
+    """Write all of `data` at byte `at` of a file. Raises OSError; a part of `data` may then be written."""
     written = os.pwrite(handle, data, at)
     while written < len(data):
         written += os.pwrite(handle, memoryview(data)[written:], at + written)

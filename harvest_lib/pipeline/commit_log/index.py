@@ -89,7 +89,8 @@ def mark(length: int, offset: int) -> bytes:
 
 
 def decode(data: bytes) -> list[IndexRecord]:
-    """Return the valid records of an index. Other bytes are skipped: `describe` detects the blocks they described."""
+    """Return the valid records of an index. All other bytes are skipped. `describe` detects which blocks have no
+    record."""
     records = []
     at = data.find(_MAGIC)
     while at >= 0:

@@ -80,8 +80,9 @@ class CommitLog(LogView):
     def append(self, entries: Iterable[Unnumbered] | Packable) -> range:
         """Append entries (timestamp, mode byte, key and value), and return their offsets.
 
-        The entries are readable at once and survive this process. They survive the machine after a sync. Raises
-        LogUnwritable, and EntryRefused; entries before the refused entry may then be in the log, up to `end`.
+        The entries are readable at once and survive this process. After a sync, they survive a crash of the machine.
+        Raises LogUnwritable. Raises EntryRefused for an entry that does not fit into the format; the entries before it
+        may then be in the log, up to `end`.
         """
         with self._lock:
             self._check()
@@ -109,7 +110,8 @@ class CommitLog(LogView):
             self.sync()
 
     def roll(self) -> None:
-        """Close the active segment and begin a new segment; do nothing if it is empty. Raises LogUnwritable."""
+        """Close the active segment and begin a new segment. Do nothing if the active segment is empty. Raises
+        LogUnwritable."""
         with self._lock:
             self.sync()
             active = self._writer.segment
@@ -130,7 +132,8 @@ class CommitLog(LogView):
             self._writer = writer
 
     def close(self) -> None:
-        """Sync the log and release it. Idempotent. If the sync fails, it releases the log and raises LogUnwritable."""
+        """Sync the log and release it. Idempotent. If the sync fails, this method releases the log and raises
+        LogUnwritable."""
         with self._compacting, self._lock:
             if self._closed:
                 return
@@ -216,10 +219,10 @@ class CommitLog(LogView):
         return Compacted(segments=segments, freed_bytes=freed)
 
     def skip(self, offset: int) -> Skipped:
-        """Mark the damaged entries at an offset as skipped, so that readers continue after them. An operator requests
-        it.
+        """Mark the damaged entries at an offset as skipped, so that readers continue after them. Called on an
+        operator's request.
 
-        Raises LogError if no entry is damaged there, LogUnwritable.
+        Raises LogError if no entry is damaged at the offset, LogUnwritable.
         """
         with self._compacting, self._lock:
             self.sync()

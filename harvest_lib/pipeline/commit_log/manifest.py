@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedSegment:
-    """A segment to which no more entries are appended, as listed in the manifest."""
+    """A closed segment as the manifest lists it. No more entries are appended to such a segment."""
 
     base: int
     """The segment's first offset, which is part of its file names."""
@@ -76,7 +76,8 @@ def read(folder: Path) -> LogManifest | None:
 
 
 def write(folder: Path, manifest: LogManifest) -> None:
-    """Replace the manifest in a folder atomically. Raises OSError; the file has its previous contents then."""
+    """Replace the manifest in a folder atomically. Raises OSError; the file then has its previous or its new
+    contents."""
     content = {"version": VERSION, **asdict(manifest)}
     content["closed"] = list(content["closed"])
     content["checksum"] = _checksum(content)
@@ -101,7 +102,7 @@ class Lock:
     """An exclusive lock on a log's folder, held until `release` or until the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Acquire the lock without waiting. Raises LogInUse if it is held already, OSError."""
+        """Acquire the lock without waiting. Raises LogInUse if the lock is held already, OSError."""
         self._handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

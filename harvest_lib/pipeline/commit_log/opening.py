@@ -1,8 +1,8 @@
 """Opening of a log: the segments are read from the folder, and an incomplete end is cut off.
 
 After a crash, blocks that were written after the last mark of the active segment may be missing on the disk. Each of
-them is checked, and the log ends before the first incomplete block. Blocks before the mark are checked when they are
-read. An incomplete block before the mark is damage, and is never cut off.
+these blocks is checked, and the log ends before the first incomplete block. Blocks before the mark are checked when
+they are read. An incomplete block before the mark is damage, and is never cut off.
 """
 
 import os
@@ -43,7 +43,7 @@ class Cut:
 
 
 def closed_segment(folder: Path, closed: ClosedSegment) -> LogSegment:
-    """Return a closed segment, described by its index. Damage of its entries is reported when they are read. Raises
+    """Return a closed segment, described by its index. Damage of entries is reported when they are read. Raises
     LogError."""
     segment = LogSegment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
@@ -126,8 +126,8 @@ def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
 
 
 def remove_leftovers(folder: Path, manifest: LogManifest) -> None:
-    """Remove unfinished files of a process that ended, and files that compaction has replaced. Raises LogDamaged if a
-    segment is newer than the manifest, OSError."""
+    """Remove files that a killed process left unfinished, and files that compaction has replaced. Raises LogDamaged if
+    a segment is newer than the manifest, OSError."""
     named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
     for path in unfinished_files(folder):
         path.unlink()
@@ -147,7 +147,8 @@ def remove_leftovers(folder: Path, manifest: LogManifest) -> None:
 
 
 def repair(found: ActiveSegment) -> tuple[SegmentWriter, tuple[Cut, ...]]:
-    """Cut off an incomplete end, sync the rest, and return a writer of the segment and the cuts. Raises OSError.
+    """Cut off an incomplete end, and sync the remaining entries. Return two values: a writer of the segment, and the
+    cuts. Raises OSError.
 
     Bytes after the last mark are written again. If an earlier sync has failed, such bytes may be only in the system's
     cache, marked as clean, so that the next sync would not write them.

@@ -29,8 +29,8 @@ class LogView:
 
     @staticmethod
     def look(folder: Path) -> "LogView":
-        """Return a view of the present state of a log, also if another process writes it. Raises LogError, also if
-        there is no log."""
+        """Return a view of the present state of a log. Another process may write the log at the same time. Raises
+        LogError, for example if there is no log."""
         return LogView(folder, _look(folder))
 
     @staticmethod
@@ -122,7 +122,8 @@ class LogView:
 
 
 def newest_of(segments: Sequence[LogSegment]) -> dict[bytes, int]:
-    """Return the last offset of each key. Raises LogDamaged if an index is damaged, and may lack the offset."""
+    """Return the last offset of each key. Raises LogDamaged if an index is damaged, because such an index may lack the
+    last offset of a key."""
     offsets: dict[bytes, int] = {}
     for segment in segments:
         for block in segment.blocks:

@@ -21,8 +21,8 @@ from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at,
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
 BLOCK_BYTES = 1 << 17
-"""Size of a block in bytes, which is read and checked as a whole. It is so large that an index has a thousandth of the
-log's size, and so small that reading an entry takes 0.2 ms."""
+"""Size of a block, in bytes. A block is read and checked as a whole. This size is so large that an index has a
+thousandth of the log's size, and so small that reading an entry takes 0.2 ms."""
 
 _NEXT = attrgetter("next")
 
@@ -48,15 +48,16 @@ class LogSegment:
         return self.blocks[-1].end if self.blocks else 0
 
     def block_from(self, offset: int) -> Block | None:
-        """Return the block that contains `offset`, or else the first block after it; None if there is no such block."""
+        """Return the block that contains `offset`. If no block contains it, return the first block after the offset, or
+        None if there is no later block."""
         at = bisect_right(self.blocks, offset, key=_NEXT)
         return self.blocks[at] if at < len(self.blocks) else None
 
     def open(self) -> int:
         """Return a file descriptor for reading the segment's entries.
 
-        Raises LogDamaged if the file is missing. Raises LogError if it cannot be opened: an operator can fix that, and
-        need not skip the messages.
+        Raises LogDamaged if the file is missing. Raises LogError if the file cannot be opened: an operator can fix
+        that, and need not skip the messages.
         """
         try:
             return os.open(self.path, os.O_RDONLY)

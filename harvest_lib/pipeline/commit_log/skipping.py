@@ -20,15 +20,16 @@ class Skipped:
     given_up: range
     """Offsets that readers skip from now on."""
     unchecked: range
-    """Offsets that readers return. Their original checksums are lost, but their entries have a valid format."""
+    """Offsets of entries that readers still return. The original checksums of these entries are lost, but the entries
+    have a valid format."""
 
 
 def skip(segment: LogSegment, offset: int) -> tuple[LogSegment, int, Skipped]:
     """Skip the damaged block that contains `offset`, and the damaged blocks that follow it directly.
 
     If the index is damaged, entries with a valid format are accepted without a checksum. The segment must be synced.
-    Returns the new segment, the length of its index in bytes, and the result. Raises LogError if no block is damaged
-    there, OSError.
+    Returns the new segment, the length of its index in bytes, and the result. Raises LogError if the block with
+    `offset` is not damaged, OSError.
     """
     try:
         handle = segment.open()
@@ -95,8 +96,8 @@ def _instead(handle: int, block: Block) -> Iterator[Block]:
 
 
 def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
-    """Return a block of the entries that begin at byte `at`; None if they are not valid, or if their offsets are not
-    from `offset` on and before the end of the lost block."""
+    """Return a block of the entries that begin at byte `at`. Return None if the entries are not valid, if an offset is
+    below `offset`, or if an offset is at or beyond the end of the lost block."""
     try:
         data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
         size = whole_entries(data)

@@ -19,7 +19,8 @@ class Transform(Protocol):
     """A function from a message to a message. The thread of its writer calls it once each time a message is sent."""
 
     def __call__(self, message: PipelineMessage, /) -> PipelineMessage | None:
-        """Return the message or a replacement, or None to drop the message. It must not modify the message itself."""
+        """Return the message or a replacement, or None to drop the message. The function must not modify the message
+        itself."""
         ...
 
 

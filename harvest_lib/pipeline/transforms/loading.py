@@ -1,6 +1,7 @@
 """Loads transforms from entries of a declaration such as `{pick: [a, b]}` or `{call: shop.cleaning:without_tests}`.
 
-Invalid entries raise NotATransform with a description of the fault; `declaration` reports it with its line.
+Invalid entries raise NotATransform with a description of the fault; the module `declaration` reports the fault with the
+entry's line.
 """
 
 import importlib
@@ -22,7 +23,7 @@ _Make = Callable[[Any], Transform]
 
 
 def load(entry: object, *, beside: Path | None = None) -> tuple[str, Transform]:
-    """Return the name for operators and the function of the transform that an entry declares.
+    """Return two values for the transform that an entry declares: its name for operators, and its function.
 
     Modules of custom functions are also searched in the folder `beside`. Raises NotATransform.
     """

@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([1-9][0-9]?)|(.?))", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Keep only the fields in `fields`, in their order there."""
+    """Keep only the fields in `fields`, in the order of `fields`."""
 
     fields: Sequence[str]
 
@@ -74,9 +74,9 @@ class Redact:
 class Route:
     """Change the namespace of a message to `to`, in which `\\1` or `\\g<name>` stands for a group of `find`.
 
-    Without `find`, all messages are routed. With `find`, a message is routed if the expression matches its whole
-    namespace. `find` has the syntax of Go, as filters have. Results are cached: there are few namespaces and many
-    messages.
+    Without `find`, all messages are routed. With `find`, a message is routed if the expression matches the whole
+    namespace of the message. `find` has the syntax of Go, as filters have. Results are cached: there are few namespaces
+    and many messages.
     """
 
     to: str
@@ -104,8 +104,8 @@ class Route:
 
 
 def _template(to: str, groups: Mapping[str, int]) -> str:
-    """Return `to` as a template for `str.format`, in which groups have their numbers. `groups` maps names to numbers.
-    Raises ValueError for an unknown group."""
+    """Return `to` as a template for `str.format`, in which the number of a group replaces each reference to it.
+    `groups` maps the name of each group to its number. Raises ValueError for an unknown group."""
 
     def part(reference: re.Match[str]) -> str:
         name, number, other = reference.groups()
@@ -125,7 +125,7 @@ class CloudEvents:
     """Wrap a message's data in the JSON envelope of CloudEvents 1.0.
 
     The `id` consists of the message's time and offset. A message that is sent twice has the same `id` both times, so
-    that readers can recognize it.
+    that readers can recognize the repeated message.
 
     `source`: the origin of the events, a URI reference. `type`: their type, in which `{namespace}` and `{op}` are
     replaced. `subject`: the name of the field whose value becomes the event's subject.

@@ -2,16 +2,16 @@
 
 Promises of the writer
 - `write` returns when the lines are on disk (fsync).
-- A crash may leave an unfinished line, which was not acknowledged. The next write first truncates the file to the end
-  of the line before it, and logs that. A failed write truncates its own remains at once, if the disk allows it.
+- A crash may leave an unfinished line, which was not acknowledged. The next write first cuts the unfinished line off,
+  and logs that. A failed write cuts its own remains off at once, if the disk allows it.
 - Several writers may append to the same file: each batch is contiguous. If the file was moved, a new file is created.
 
 Promises of the reader
-- Each line that ends with a line feed is read once per run. After a restart it is read again only if the commit log
-  does not have the position after it. Without `follow`, a last line without a line feed is read as well.
+- Each line that ends with a line feed is read once per run. After a restart, a line is read again only if the commit
+  log does not have the position after the line. Without `follow`, a last line without a line feed is read as well.
 - A line that is not a message is refused; the error has the byte at which the line begins. A file is refused if it
   became shorter, if its beginning changed, or if the last line that was read changed. With `follow`, a moved file is
-  read to its end; if another file has its name by then, that file is refused.
+  read to its end. If a new file has taken its name by then, the new file is refused.
 
     NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
                        the byte to continue at; length and CRC-32 of the line before that byte, and of the file's head

@@ -1,9 +1,10 @@
 """Parquet files: each batch of a namespace is a file in the namespace's folder: `00000001.parquet` and so on.
 
 Besides the columns of the data, a row has `_op`, `_timestamp` and `_offset` (in the commit log). Within a namespace,
-files and the rows in them are in order of time: the current state of a key is its last row, and no row if that row is a
-delete. A field is null if a message lacks it and another message of the batch has it. If the values of a column have
-several types, or a type that Parquet does not have, the column is text: extended JSON, marked in the column's metadata.
+files and the rows in them are in order of time: the last row of a key is its current state. If the last row is a
+delete, the key has no row any more. A field is null if a message lacks it and another message of the batch has it. If
+the values of a column have several types, or a type that Parquet does not have, the column is text: extended JSON,
+marked in the column's metadata.
 
 Promises of the writer
 - `write` returns when the files are on disk under their final names. A file is written under a temporary name, synced
@@ -12,7 +13,7 @@ Promises of the writer
 
 Promises of the reader
 - Files are read in the order of their names, each at least once. A file is read again only if the commit log does not
-  have the position after it.
+  have the position after the file.
 - Reading stops with an error if the file that was read last has changed.
 
     NOOP  file/FOLDER  {"file": "00000007.parquet", "size": 5120, "checksum": 2847103372}

@@ -111,7 +111,7 @@ def _are_same(pa: Any, micro: Any, nano: Any) -> bool:
 
 
 def _in_microseconds(pa: Any, kind: Any) -> Any:
-    """Return a type in which nanoseconds are replaced by microseconds, and every time zone by UTC."""
+    """Return the same type, with microseconds in place of nanoseconds, and with UTC in place of any other time zone."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.timestamp("us" if kind.unit == "ns" else kind.unit, tz="UTC" if kind.tz is not None else None)

@@ -11,8 +11,8 @@ from harvest_lib.errors import AdaptorError
 
 
 def file_name(namespace: str) -> str:
-    """Return a file name for a namespace. It is legal on every system, and refers to no other folder. `namespace_of`
-    is the inverse."""
+    """Return a file name for a namespace. The name is legal on every system, and refers to no other folder.
+    `namespace_of` is the inverse."""
     name = quote(namespace, safe=" ")
     return name.replace(".", "%2E") if set(name) <= {"."} else name
 
@@ -45,7 +45,8 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def system_errors(what: str, path: Path | str) -> Iterator[None]:
-    """Convert an OSError inside the block to AdaptorError. `what` is the participle in its text, such as `written`."""
+    """Convert an OSError inside the block to AdaptorError. `what` is the participle in the error's text, such as
+    `written`."""
     try:
         yield
     except OSError as error:

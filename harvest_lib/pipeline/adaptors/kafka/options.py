@@ -17,7 +17,8 @@ NAMESPACE = "{namespace}"
 
 class _Kafka(Options):
     kafka: KafkaSettings
-    """librdkafka's settings, `bootstrap.servers` at least. A setting that a promise depends on is refused."""
+    """librdkafka's settings, `bootstrap.servers` at least. A setting on which a promise of the adaptor depends is
+    refused."""
 
     @field_validator("kafka")
     @classmethod
@@ -37,8 +38,8 @@ class KafkaReading(_Kafka):
 
     content: Content | Literal["record"] = "envelope"
     """Format of the records. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic is
-    its namespace, and a record without value is a delete of its key. `record`: any format; key, value and headers are
-    passed on unchanged. Default: envelope."""
+    its namespace, and a record without value is a delete of the record's key. `record`: any format; key, value and
+    headers are passed on unchanged. Default: envelope."""
 
     start: Literal["beginning", "end"] = "beginning"
     """Where to start in a topic that was never read. Default: beginning."""

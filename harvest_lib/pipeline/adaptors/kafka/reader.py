@@ -5,8 +5,8 @@
                        identifies the last record that was read (`LastRead`)
 
 Promises
-- Every committed record is read, in the order of its partition. It is read again only if the commit log does not have
-  the NOOP after it. The reader finds partitions that are added while it runs.
+- Every committed record is read, in the order of its partition. A record is read again only if the commit log does not
+  have the NOOP after the record. The reader finds partitions that are added while it runs.
 - The stored offsets also advance over offsets without a record: ends of transactions, aborted and compacted records.
 - The reader fails, and never skips silently, if retention removed records before they were read, if the topic was
   recreated, if a partition lost its end (even if it has grown again since), or if a record is damaged (checksums are
@@ -57,17 +57,18 @@ _UNREADABLE = {
     ClientError._NOT_IMPLEMENTED,
     ClientError._UNSUPPORTED_FEATURE,
 }
-"""The client's errors for records that it cannot decode. It would fetch such a record for ever, or skip it."""
+"""The client's errors for records that the client cannot decode. The client would fetch such a record for ever, or skip
+it."""
 
 _WAIT_SECONDS = 0.2
 _GROWTH = 4
 _MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.queue.backoff.ms": 50}
-"""Limits of the client's prefetching, unless the option `kafka` sets them. The client lowers `fetch.max.bytes` to this
-size by itself, but not below `message.max.bytes`."""
+"""Limits of the client's prefetching, unless the option `kafka` sets them. The client itself lowers `fetch.max.bytes`
+to the size of the queue, but not below `message.max.bytes`."""
 _ANSWER_SECONDS = 10.0
 _SECOND_LOOK_SECONDS, _AGAIN_SECONDS = 3.0, 0.2
-"""A check of the position that fails is repeated for `_SECOND_LOOK_SECONDS`, every `_AGAIN_SECONDS`, before the error
-is permanent: a broker that has just started may not know the latest state."""
+"""A failed check of the position is repeated every `_AGAIN_SECONDS`, because a broker that has just started may not
+know the latest state. The error is raised when the check still fails after `_SECOND_LOOK_SECONDS`."""
 _LOOK_SECONDS = 30.0
 """Interval of the search for more partitions."""
 
@@ -143,8 +144,9 @@ class KafkaReader(Reader):
             return ()
 
     def _begin(self, consumer: Any, start: str) -> Sequence[str]:
-        """Assign all partitions if this is the first assignment, or if there are new partitions; return the topics with
-        new partitions. A new partition is read from `start`. Raises PositionLost if a stored offset is not valid."""
+        """Assign all partitions, if this is the first assignment or there are new partitions. Return the topics that
+        have new partitions. A new partition is read from `start`. Raises PositionLost if a stored offset is not
+        valid."""
         is_first = not consumer.assignment()
         found: dict[str, dict[int, int]] = {}
         there: dict[Place, LastRead] = {}
@@ -206,8 +208,8 @@ class KafkaReader(Reader):
         return partitions
 
     def _range(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset and the end offset of a partition. If the end is before the reader's position, it is
-        queried again for a while: a leader that was just elected may not know the end yet."""
+        """Return the first offset and the end offset of a partition. If the end is before the reader's position, the
+        end is queried again for a while, because a leader that was just elected may not know the end yet."""
         deadline = Deadline(_SECOND_LOOK_SECONDS)
         while True:
             low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
@@ -216,9 +218,11 @@ class KafkaReader(Reader):
             time.sleep(_AGAIN_SECONDS)
 
     def _require_same(self, topic: str) -> bool:
-        """Return True if the topic has the id of the topic that was read, False if an id is unknown.
+        """Return True if the topic still has the id that it had when it was read. Return False if one of the two ids is
+        unknown.
 
-        Raises PositionLost if the topic was recreated: the stored offsets refer to other records there."""
+        Raises PositionLost if the topic was recreated, because the stored offsets refer to records of the former
+        topic."""
         if self._admin is None:
             self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]

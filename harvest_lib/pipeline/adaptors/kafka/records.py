@@ -1,8 +1,8 @@
 """Messages as Kafka records: the key and the value of each record.
 
-The key of a record identifies its row. It has the fields that the option `key` lists, such as `{"id":1}`, or, if the
-option lists none, `{"namespace":"public.flights"}`. A topic for several namespaces has keys such as
-`{"namespace":"public.flights","key":{"id":1}}`.
+The key of a record identifies its row. If the option `key` lists fields for the namespace, the key has these fields,
+such as `{"id":1}`. If the option lists no fields, the key is `{"namespace":"public.flights"}`. In a topic for several
+namespaces, a key with fields also has the namespace: `{"namespace":"public.flights","key":{"id":1}}`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,10 @@ def namespaces_and_record_times(messages: Sequence[PipelineMessage]) -> Sequence
 def handed_over(
     messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]
 ) -> Sequence[NativeRecords] | None:
-    """Return the records of `records_of` as arguments of a producer's native code. `topics` maps namespaces to topics.
+    """Return the same records as `records_of`, as arguments of a producer's native code. `topics` maps namespaces to
+    topics.
 
-    None if Kafka cannot store the time of a message, or if a record has no value. Raises MessageRefused."""
+    Return None if Kafka cannot store the time of a message, or if a record has no value. Raises MessageRefused."""
     if any(timestamp > _LATEST for timestamp, _, _ in messages.kinds):
         return None
     joined = _joined(messages, options, topics)
@@ -97,7 +98,8 @@ _PLACE = "\0"
 
 
 def _key_wrapping(head: Head, options: KafkaWriting) -> Wrapping | None:
-    """Return the JSON of `_key` before and after a field of `_FIELDS`; None if the key consists of other fields."""
+    """Return the JSON of a key in two parts: before and after the value of its field. Return None if the key's fields
+    are not in `_FIELDS`, or if a message has to be refused."""
     op, namespace = PARTS[head[1]][1], head[2].decode()
     fields = options.key.get(namespace)
     if options.content == "data" and (fields is None or op is Op.COMMAND):
@@ -147,8 +149,8 @@ def _key(namespace: str, named: Mapping[str, Any], options: KafkaWriting) -> Map
 def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAndValue] | None:
     """Return the result of `_record` for each message, computed from columns of encoded data.
 
-    None if the messages have to be handled individually, because a message is refused, or has a key with values other
-    than text and whole numbers."""
+    Return None if the messages have to be handled individually: a message has to be refused, or a value in a key is
+    neither text nor a whole number."""
     kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
     for head in messages.kinds:
         op, namespace = PARTS[head[1]][1], head[2].decode()
@@ -176,7 +178,8 @@ def _keys(
 ) -> Sequence[bytes] | None:
     """Return the keys of `count` messages of a namespace. `columns` has the values of each key field in `names`.
 
-    None if a value is neither text nor a whole number."""
+    Return None if a value is neither text nor a whole number.
+    """
     template = _template(namespace, names, options)
     try:
         texts = [template % row for row in zip(*(map(scalar, column) for column in columns), strict=True)]
@@ -188,7 +191,8 @@ def _keys(
 
 
 def _template(namespace: str, names: Sequence[str], options: KafkaWriting) -> str:
-    """Return the JSON of `_key`, with `%s` in place of each field's value. Without fields, it is the complete JSON."""
+    """Return the JSON of `_key`, with `%s` in place of each field's value. Without fields, the result is the complete
+    JSON."""
     if not names:
         return f'{{"namespace":{quoted(namespace)}}}'
     row = ",".join(quoted(name).replace("%", "%%") + ":%s" for name in names)

@@ -1,9 +1,9 @@
 """Writer to Kafka topics, by an idempotent producer. The module `records` defines the record of a message.
 
 Promises
-- `write` returns when all in-sync replicas have all records, and each record has an offset. Each broker gets a
-  single request at a time, since the client reports a record delivered when a later record is acknowledged
-  (docs/decisions/0019).
+- `write` returns when all in-sync replicas have all records, and each record has an offset. Each broker gets a single
+  request at a time: with several requests, the client may report a lost record as delivered because a later record was
+  acknowledged (docs/decisions/0019).
 - Records of a key are in one partition, in order and without gaps: a later record never overtakes a failed record
   (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure, consecutive records may be written twice.
 - After a batch has failed, no record of the batch is sent any more: the producer is discarded with its queue.
@@ -185,7 +185,8 @@ class KafkaWriter:
     ) -> None:
         """Wait until all messages are delivered; close the producer on any error.
 
-        `handing_over` queues the records, yields whenever the producer's queue is full, and adds to `failures`."""
+        `handing_over` queues the records, yields whenever the producer's queue is full, and adds failures to
+        `failures`."""
         try:
             self._await_delivery(producer, messages, handing_over, failures)
         except BaseException:
@@ -223,8 +224,8 @@ class KafkaWriter:
             self._serve(partial(producer.flush, _WAIT_SECONDS), failures)
 
     def _serve(self, call: Callable[[], object], failures: list[_Failure]) -> None:
-        """Process delivery reports by `call`, a method of the producer, and add errors to `failures`. The method raises
-        fatal errors, which are added as well."""
+        """Process delivery reports by `call`, a method of the producer, and add errors to `failures`. Fatal errors,
+        which the method raises, are added as well."""
         try:
             call()
         except RAISED as error:  # after an error that would break the order, the producer accepts no record

@@ -102,9 +102,9 @@ class Table:
     columns that identify a row.
 
     `oid` is the same after a rename; another table of the same name has another `oid`. `membership`: the oids of the
-    table's entries in the publication, which change if the table is removed and added again. `altered`: the id of the
-    transaction that last changed the publication's options. `files`: oid and file number of each file that stores rows;
-    a file number changes when the table is rewritten or truncated.
+    table's entries in the publication; an entry that is removed and added again has another oid. `altered`: the id of
+    the transaction that last changed the publication's options. `files`: oid and file number of each file that stores
+    rows; a file number changes when the table is rewritten or truncated.
     """
 
     oid: int
@@ -133,7 +133,7 @@ class Table:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """Present state of a table in a publication. `altered` and `membership`: as in `Table`. `is_there`: the table
-    exists. `named`: the oid of the table that has its name, 0 if no table has it."""
+    exists. `named`: the oid of the table that has this table's name now, 0 if there is none."""
 
     altered: int
     membership: Sequence[int]
@@ -177,7 +177,8 @@ def rows_of(
 
 
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
-    """Raise an error unless the connection's role can use logical decoding on the server, which must be a primary."""
+    """Raise an error if the server is not a primary, if its `wal_level` is too low for logical decoding, or if the
+    connection's role may not use logical decoding."""
     require_primary(connection)
     ((wal_level, may_replicate, role, _),) = rows_of(connection, "its settings", _ROLE)
     if wal_level != "logical":
@@ -195,8 +196,8 @@ def require_decoding(connection: psycopg.Connection[Any]) -> None:
 
 
 def publish(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> None:
-    """Create a publication of `namespaces` if it is missing, and add tables that it lacks. Without namespaces, the
-    publication must exist, and is not changed. Raises AdaptorError if it is unsuitable."""
+    """Create a publication of `namespaces` if there is none. Add the tables that an existing publication lacks. Without
+    namespaces, the publication must exist, and is not changed. Raises AdaptorError for an unsuitable publication."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
     absent = [each for each in namespaces if not rows_of(connection, "publications", _TABLE, split(each))]
@@ -238,7 +239,8 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
 
 
 def standing(connection: psycopg.Connection[Any], publication: str, oid: int, namespace: str) -> Standing:
-    """Return the present state of the table `oid` in a publication. `namespace` is the name it had when it was read."""
+    """Return the present state of the table `oid` in a publication. `namespace` is the name that the table had when its
+    definition was read."""
     schemas = _SCHEMAS if connection.info.server_version >= _SCHEMAS_SINCE else ""
     statement = _ABOVE + _STANDING.replace("{schemas}", schemas)
     name = sql.Identifier(*split(namespace)).as_string(None)
@@ -255,8 +257,8 @@ def placed(connection: psycopg.Connection[Any], table: Table) -> Table | None:
 
 
 def key_of(connection: psycopg.Connection[Any], oid: int) -> Sequence[str]:
-    """Return the columns that identify a row of a table at present. Empty if there are none, or the table was
-    dropped."""
+    """Return the columns that identify a row of a table at present. The result is empty if there are no such columns,
+    or if the table was dropped."""
     found = rows_of(connection, "keys", _KEY_OF, (oid,))
     return found[0][0] if found else ()
 
@@ -267,8 +269,8 @@ def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]
 
 
 def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
-    """Return the published tables in `namespaces` (all published tables if there are none), ordered by name. Raises
-    AdaptorError for tables that cannot be followed."""
+    """Return the published tables in `namespaces`, ordered by name. If `namespaces` is empty, return all published
+    tables. Raises AdaptorError for tables that cannot be followed."""
     wanted = {".".join(split(each)) for each in namespaces}
     missing, found, keyless = set(wanted), [], []
     for listed in _published(connection, publication):

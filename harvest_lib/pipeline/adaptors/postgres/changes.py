@@ -4,8 +4,8 @@
   does not send which columns are the key. If the key has other columns now, or they were renamed, each update that
   changes a value becomes a delete of the old row and an insert of the new row, which is correct for every key.
 - An update lacks a large value that it did not change. If the value belongs to the key, or under replica identity FULL,
-  the old row has the value. Otherwise its present value is queried. If the row is gone, the update is left out, since a
-  delete of the row follows. If the column is gone, the column is left out of the message.
+  the old row has the value. In all other cases, the present value is queried. If the row is gone, the update is left
+  out, since a delete of the row follows. If the column is gone, the column is left out of the message.
 - A row is never identified by only a part of its key: a change without the whole key is an error.
 - A truncated table becomes a command, `{"command": "truncate"}`.
 - A table is identified by its oid, not by its name. Columns and keys are as they were at the time of the change. If
@@ -39,11 +39,11 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, Any] | None]
-"""A function that returns the present values of columns in the row with a key, without dropped columns; None if there
-is no such row."""
+"""A function of a table, a key and columns. It returns the present values of the columns in the row with this key,
+without dropped columns. It returns None if there is no such row."""
 
 KeyOf = Callable[[int], Sequence[str]]
-"""A function that returns the columns that identify a row at present, for the oid of a table."""
+"""A function of a table's oid. It returns the columns that identify a row of the table at present."""
 
 _FULL = "f"
 _INDEXED = {"d", "i"}
@@ -76,7 +76,7 @@ class Changes:
         """End LSN, transaction id and commit time (milliseconds since 1970) of the last complete transaction."""
         self._xid = 0
         self.is_open = False
-        """True if the begin of a transaction was taken, and its end was not."""
+        """True inside a transaction: `take` got the begin of the transaction, and did not get its end yet."""
 
     def take(self, change: Decoded) -> Sequence[PipelineMessage]:
         match change:
@@ -181,8 +181,8 @@ class Changes:
         return {name: row[name] for name in key} if is_key else row
 
     def _key(self, layout: _Layout, row: Row) -> Mapping[str, str]:
-        """Return the whole key of a row, as text. Raises AdaptorError if a part is missing, since the rest may identify
-        another row, or several rows."""
+        """Return the whole key of a row, as text. Raises AdaptorError if a column of the key is missing, since the
+        other columns may identify another row, or several rows."""
         named, columns = dict(zip(layout.names, row, strict=True)), layout.key or ()
         key = {name: value for name in columns if isinstance(value := named.get(name), str)}
         if key and len(key) == len(columns):

@@ -73,9 +73,9 @@ class Copy:
     def run(
         self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
     ) -> Generator[Sequence[PipelineMessage], None, Mapping[str, Table]]:
-        """Yield the rows of tables under the exported snapshot named `snapshot`; with None, or if the tables changed,
-        under a new snapshot. The last message of each table is marked COMPLETE. Return the tables by namespace, as the
-        catalogue had them under the locks.
+        """Yield the rows of tables. All rows are read under the exported snapshot named `snapshot`. If `snapshot` is
+        None, or if the tables have changed, the rows are read under a new snapshot. The last message of each table is
+        marked COMPLETE. Return the tables by namespace, as the catalogue had them under the locks.
 
         `sent` are the namespaces of tables that were sent before. Raises PositionLost if changes of such a table were
         missed.
@@ -104,8 +104,8 @@ class Copy:
     def _noted(
         self, tables: Sequence[Table], sent: Collection[str]
     ) -> Generator[Sequence[PipelineMessage], None, Sequence[Table] | None]:
-        """Return the tables as the catalogue has them now, None if another session has locked one of them. If they
-        changed, yield the NOOP that records them. Raises PositionLost as `run` does."""
+        """Return the tables as the catalogue has them now, None if another session has locked one of them. If the
+        tables have changed, first yield the NOOP that records the tables. Raises PositionLost as `run` does."""
         known, now = known_of(tables, {}), self._again(tables)
         if now is not None and known_of(now, {}) != known:
             require_followed([each for each in now if each.namespace in sent], known, slot=self._slot)
@@ -116,7 +116,8 @@ class Copy:
         """Wait until all transactions that are open at the call have ended. Yields empty batches.
 
         Postgres does not send changes that were made before a table was published. If the slot existed before the table
-        was published, transactions with such changes must end before the snapshot, so that the snapshot contains them.
+        was published, transactions with such changes must end before the snapshot, so that the snapshot contains the
+        changes.
         """
         (latest,) = rows_of(connection, "transactions", _XMAX)
         patience = waiting(self._slot, lambda: open_transactions(connection))
@@ -137,8 +138,8 @@ class Copy:
 
 
 def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
-    """Return an iterator that a caller advances on each turn of a wait for other sessions. After 5 s it logs the wait,
-    once; `what` describes the other sessions."""
+    """Return an iterator that a caller advances in each turn of a loop that waits for other sessions. After 5 s, the
+    iterator logs once that the reader waits. `what` describes the other sessions."""
     deadline = Deadline(_PATIENCE_SECONDS)
     while not deadline.passed:
         yield
@@ -155,16 +156,16 @@ def open_transactions(connection: psycopg.Connection[Any]) -> str:
 
 @contextmanager
 def impatient(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Limit the time that statements in the block wait for a lock to 0.5 s. Postgres locks tables in order to list the
-    tables of a publication."""
+    """Limit to 0.5 s how long a statement in the block waits for a lock. Postgres has to lock the tables of a
+    publication to list them."""
     with refusals("to read the catalogue", SELECT_GRANT), connection.transaction():
         connection.execute(_PATIENCE)
         yield connection
 
 
 def _held(connection: psycopg.Connection[Any], tables: Sequence[Table], *, snapshot: str | None) -> bool:
-    """Begin a transaction with a single snapshot, and lock the tables in it. Return False, without a transaction, if
-    that fails for now: another session has locked a table, or a table has changed."""
+    """Begin a transaction with a single snapshot, and lock the tables in it. Return False, with no transaction open, if
+    that is impossible at present: another session has locked a table, or a table has changed."""
     with refusals("to copy", SELECT_GRANT):
         lift_timeouts(connection)
         connection.execute(_BEGIN)

@@ -31,11 +31,12 @@ ORDER BY a.attname, i.indisreplident DESC, i.indisprimary DESC
 def row_of(
     connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return the values of `columns` in the row with a key, without dropped columns; None if there is no such row.
+    """Return the present values of `columns` in the row with this key, without dropped columns; None if there is no
+    such row. If the table or a column of the key was dropped, the result is empty.
 
     A value has the present type of its column, which may differ from the type at the time of the change.
 
-    The table is identified by its oid, so that it is found after a rename. For a dropped table, an empty mapping.
+    The table is identified by its oid, so that a renamed table is found too.
     """
     while True:
         now = placed(connection, table)
@@ -59,7 +60,7 @@ def row_of(
 
 class _Found(NamedTuple):
     is_same: bool
-    """False if another table has the name by now."""
+    """False if another table has the table's name by now."""
     values: Mapping[str, Any] | None
 
 

@@ -1,11 +1,13 @@
-"""Check that the changes which a slot sends again are the changes that were read: that the server's log is the same.
+"""Check that a slot sends the same changes again that were read before. If so, the server's log is the log that was
+read.
 
 A server may be restored to an earlier time with its slot (a snapshot of its volume, a promoted standby). From that time
-on its log has other transactions than those that the pipeline read, and to continue at the pipeline's position would
-skip them. The slot's position is then earlier too. So changes are requested from the slot's position, and skipped up to
-the pipeline's position. The last skipped transaction must be the transaction that was read last. A transaction is
-identified by its end, its id and its time, since another transaction may have the same end and id. The check works
-however long the server's log has grown, as long as no later position is confirmed to the slot.
+on, its log has other transactions than the pipeline has read. A reader that continued at the pipeline's position would
+skip these other transactions. After such a restore, the slot's position is earlier too. So changes are requested from
+the slot's position, and skipped up to the pipeline's position. The last skipped transaction must be the transaction
+that was read last. A transaction is identified by its end, its id and its time, since another transaction may have the
+same end and id. The check works however long the server's log has grown, as long as no later position is confirmed to
+the slot.
 """
 
 import re
@@ -64,8 +66,8 @@ class Resent:
 
 
 def fork_of(history: str, timeline: int) -> int | None:
-    """Return the LSN at which a server left a timeline, None if it was never on that timeline. `history` is the content
-    of the server's timeline history file."""
+    """Return the LSN at which a server left a timeline, None if the server was never on that timeline. `history` is the
+    content of the server's timeline history file."""
     for line in history.splitlines():
         if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == timeline:
             return lsn_number(found[2])

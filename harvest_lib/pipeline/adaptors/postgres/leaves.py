@@ -42,7 +42,8 @@ class Unsent:
 
 
 def unsent(connection: psycopg.Connection[Any], table: Table) -> Unsent | None:
-    """Return the first of a table and its partitions whose changes are not sent; None if Postgres sends all changes.
+    """Return a description of the first table, among a table and its partitions, whose changes are not sent completely.
+    Return None if Postgres sends all changes.
 
     Raises the errors of `catalog.refusals`.
     """

@@ -65,6 +65,6 @@ def is_carried(value: object) -> bool:
 
 
 def columns_of_money(connection: psycopg.Connection[Any], oid: int) -> Mapping[str, bool]:
-    """Return the names of a table's columns that contain money. The value is True for the type itself, its arrays and
-    domains, False for composites and ranges that contain it. Raises psycopg.Error."""
+    """Return the columns of a table that contain money, as a mapping by name. The value is True for the type itself,
+    its arrays and domains, False for composites and ranges that contain it. Raises psycopg.Error."""
     return dict(connection.execute(_HELD, (oid,)).fetchall())

@@ -35,7 +35,8 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The end of a transaction. `end`: the LSN after it, where a reader that has this transaction continues."""
+    """The end of a transaction. `end`: the LSN after the transaction. A reader that has read the transaction continues
+    there."""
 
     lsn: int
     end: int
@@ -72,8 +73,8 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A row was changed. `old` is the former key if the key was changed, the full former row under identity `f`, else
-    None."""
+    """A row was changed. `old` is the full former row under identity `f`. Under any other identity, `old` is the former
+    key if the key was changed, else None."""
 
     oid: int
     old: Sequence[Value] | None

@@ -15,12 +15,12 @@ Promises
 - After a stop at any point, the reader continues after the last complete transaction in the commit log. A table with
   an incomplete copy is copied again under a new snapshot, and all changes since the slot's creation still follow. Until
   the changes have caught up, an older version of a row may come after a newer version.
-- A gap is an error: a table was not followed for a while, or was removed from the publication; another table has the
-  name; the publication's options were altered, even if they were restored; the server lacks changes that were read.
+- A gap is an error: a table was not followed for a while, or was removed from the publication; another table has taken
+  its name; the publication's options were altered, even if they were restored; the server lacks changes that were read.
 - Only positions that were passed to `kept` are confirmed to the slot. So later changes can be read again after a crash.
 - A transaction's messages are contiguous and in order, and transactions are in the order of their commits. An aborted
   transaction is never read. A large transaction is yielded in several batches.
-- From the start of the changes on, the reader waits if the server is unavailable.
+- As soon as the reader has begun to follow changes, it waits while the server is unavailable.
 """
 
 import logging
@@ -81,8 +81,8 @@ class PostgresReader(Reader):
     """`Reader` of published tables."""
 
     def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
-        """`position_seconds`: while no table changes, the interval at which a NOOP with the present LSN is yielded, and
-        the interval of the checks of the publication."""
+        """`position_seconds` is the interval of the checks of the publication. While no table changes, it is also the
+        interval at which a NOOP with the present LSN is yielded."""
         self._options = options
         self._publication = options.publication or options.slot
         self._namespace = f"postgres/{options.slot}"
@@ -151,8 +151,8 @@ class PostgresReader(Reader):
         return self._watch.seen()
 
     def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
-        """Wait while another connection creates the slot: a pipeline that was stopped may have left it behind. Yields
-        empty batches."""
+        """Wait while another connection creates the slot: a pipeline that was stopped may have left this connection
+        behind. Yields empty batches."""
         patience = None
         while (maker := maker_of(connection, self._options.slot)) is not None:
             patience = patience or waiting(
@@ -163,8 +163,8 @@ class PostgresReader(Reader):
             yield []
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[PipelineMessage], None, tuple[str, str]]:
-        """Create the slot; return its first LSN and the name of its snapshot. Postgres first waits for the end of open
-        transactions; during that wait, this yields empty batches."""
+        """Create the slot. Return two values: its first LSN, and the name of its snapshot. Postgres first waits for the
+        end of open transactions; during that wait, this method yields empty batches."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` limit their number"
         patience = waiting(self._options.slot, lambda: open_transactions(self._connect()))
@@ -177,8 +177,8 @@ class PostgresReader(Reader):
             yield []
 
     def _confirm(self) -> None:
-        """Confirm the last position passed to `kept` to the server. Does nothing before the stream of changes has begun
-        and the server's log is checked (`Resent`)."""
+        """Confirm to the server the last position that was passed to `kept`. This method does nothing before the stream
+        of changes has begun and the server's log is checked (`Resent`)."""
         if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
             return
         with suppress(psycopg.Error):  # the next read from a lost connection fails too, and reports it
@@ -243,7 +243,8 @@ class PostgresReader(Reader):
             if answer is not None:
                 break
             yield []
-        # Read again while the slot is in use by this reader: before, an earlier connection may have confirmed late.
+        # The confirmed LSN is read again, now that this reader uses the slot: until then, an earlier connection may
+        # have confirmed a later LSN.
         confirmed = place_of(self._connect(), slot, place) or confirmed
         changes = Changes(
             tables,

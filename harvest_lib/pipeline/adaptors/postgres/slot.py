@@ -26,7 +26,8 @@ means that the table is not followed any more."""
 
 _PLACE = frozenset({"lsn", "system", "timeline", "commit"})
 _FEWEST_NUMBERS = 3
-"""The numbers that `Known` has for a followed table, at least: its oid, a transaction id, and an entry's oid."""
+"""`Known` has at least this many numbers for a followed table: the table's oid, a transaction id, and the oid of an
+entry."""
 
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
@@ -60,7 +61,8 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
     """Return the LSN that was confirmed to a slot; None if the slot has to be created.
 
     `before` is the position in the pipeline's log (`lsn` and `system`, the server's identifier), None at the first
-    start. Raises PositionLost if the slot or the server lacks changes after it, AdaptorError if the slot is unusable.
+    start. Raises PositionLost if the slot or the server lacks changes after this position, AdaptorError if the slot is
+    unusable.
     """
     found = catalog.rows_of(connection, "slots", _SLOT, (slot,))
     copy_again = gone_for_good(slot)
@@ -104,8 +106,8 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
 
 def require_timeline(replication: Replication, before: Mapping[str, Any], slot: str) -> int:
-    """Return the server's timeline. Raises PositionLost if the server left the timeline of the position `before` at an
-    LSN before that position."""
+    """Return the server's timeline. `before` is the position in the pipeline's log. Raises PositionLost if the server
+    left that position's timeline at an LSN before the position."""
     _, timeline, *_ = replication.ask_for("IDENTIFY_SYSTEM")[0]
     now, known = int(timeline), before.get("timeline", int(timeline))
     if now != known:
@@ -124,7 +126,7 @@ def require_timeline(replication: Replication, before: Mapping[str, Any], slot: 
 
 def require_log(error: DatabaseUnavailable, slot: str) -> None:
     """Raise PositionLost if `error` says that the server lacks a file of its log or of the slot. Postgres reports a
-    missing file as a system error, as it does with failures that are only temporary."""
+    missing file as a system error, in the same way as temporary failures."""
     if isinstance(error.__cause__, pg.UndefinedFile):
         raise PositionLost(
             f"the server's log lacks changes kept for the slot {slot!r}: it was reset (pg_resetwal), or files "
@@ -135,7 +137,7 @@ def require_log(error: DatabaseUnavailable, slot: str) -> None:
 
 
 def gone_for_good(slot: str) -> str:
-    """Return the text of the next step for an error whose changes are lost."""
+    """Return the text of the next step, for an error which means that changes are lost."""
     return f"the changes since then are gone: {_how_to_copy_again(slot)}; all tables are copied again then"
 
 
@@ -180,8 +182,8 @@ def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> Non
 def require_sent(
     connection: psycopg.Connection[Any], tables: Sequence[Table], followed: Collection[str], *, slot: str
 ) -> None:
-    """Raise an error if Postgres does not send all changes of one of the tables: PositionLost if changes of a table in
-    `followed` (namespaces) are lost already, else AdaptorError."""
+    """Raise an error if Postgres does not send all changes of one of the tables. The error is PositionLost if the table
+    is in `followed` (namespaces) and changes of it are lost already, else AdaptorError."""
     for table in tables:
         found = unsent(connection, table)
         if found is None:
@@ -200,8 +202,8 @@ def require_members(
     connection: psycopg.Connection[Any], publication: str, tables: Sequence[Table], *, slot: str
 ) -> None:
     """Raise PositionLost if changes of a table may have been missed since reading began: the table was removed from the
-    publication, the publication was altered, another table has the name, or the table is unlogged. A dropped table is
-    no error. Raises AdaptorError if later changes will not be sent: see `require_sent`."""
+    publication, the publication was altered, another table has taken its name, or the table is unlogged. A dropped
+    table is no error. Raises AdaptorError if later changes will not be sent: see `require_sent`."""
     require_sent(connection, tables, {each.namespace for each in tables}, slot=slot)
     for table in tables:
         now = catalog.standing(connection, publication, table.oid, table.namespace)

@@ -1,7 +1,7 @@
 """A destination table: its columns, the columns that identify a row, and the statements that write rows.
 
-Each transaction reads the table's definition again, under a lock that blocks changes of the definition. Otherwise a
-column could get another type, and a cast to the former type would round or truncate values.
+Each transaction reads the table's definition again, under a lock that blocks changes of the definition. Without the
+lock, a column could get another type, and a cast to the former type would round or truncate values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from harvest_lib.pipeline.message import Op, PipelineMessage
 _LOCK = "SELECT FROM {} WHERE false"
 
 # The modifier -1 returns a type without its length; NULL would return `character` and `bit`, whose length is 1.
-# `family` is the root of the tables of which this table is a partition or a child: they share rows. User-defined types
-# (oids from 16384 on) may contain money.
+# `family` is the topmost table of which this table is a partition or a child: tables with the same family share rows.
+# User-defined types (oids from 16384 on) may contain money.
 _COLUMNS = """
 WITH RECURSIVE found AS (
   SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -148,7 +148,7 @@ class Target:
         )
 
     def is_plain(self, message: PipelineMessage) -> bool:
-        """Return True if the message's key has one possible text, so that equal keys always have equal texts."""
+        """Return True if the message's key has only one possible text, so that equal keys always have equal texts."""
         return all(self._is_plain(each, message.data[each]) for each in self.key)
 
     def _is_plain(self, column: str, value: object) -> bool:
@@ -174,7 +174,8 @@ class Target:
 
 
 def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresWriting) -> Target:
-    """Return the table of a namespace. Its definition is locked until the transaction ends. Raises AdaptorError."""
+    """Return the table of a namespace. The table's definition is locked until the transaction ends. Raises
+    AdaptorError."""
     name = split(options.table or namespace)
     with refusals(f"to read {'.'.join(name)}", "check the user's grants"):
         _require_own_rows(name, connection.execute(_OTHER, name).fetchall())  # before a foreign server is queried

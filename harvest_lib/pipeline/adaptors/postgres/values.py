@@ -45,7 +45,7 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 
 
 def reader_of(type_oid: int) -> Callable[[str], Any]:
-    """Return the function that converts the text of a value of a type to the value in a message."""
+    """Return the function that converts Postgres' text for a value of this type to the value in a message."""
     return _READ.get(type_oid, str)
 
 

@@ -36,8 +36,8 @@ from harvest_lib.postgres.database import connect, translate
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:
     """Result of all messages of a row in a batch. `clears`: the row was deleted, so its state before the batch is
-    dropped. `data`: the columns to write, None if the row ends deleted. `is_new`: an insert is among the messages after
-    the last delete; if not, columns that are not in `data` keep their values."""
+    dropped. `data`: the columns to write, None if the last message is a delete. `is_new`: one of the messages after the
+    last delete is an insert. If `is_new` is False, columns that are not in `data` keep their values."""
 
     clears: bool
     data: Mapping[str, Any] | None
@@ -176,7 +176,8 @@ def _execute(
 
 
 def _refused(error: psycopg.Error, messages: Sequence[PipelineMessage]) -> Exception:
-    """Return the error for a batch that failed. Of the server's error it contains only parts without values."""
+    """Return the error for a batch that failed. It contains only those parts of the server's error that have no values
+    of rows."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
         if postgres_causes.answered(error):
