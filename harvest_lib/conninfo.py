@@ -19,8 +19,8 @@ SECRETS = frozenset(
     {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
     | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
 )
-"""Keywords with secret values. libpq marks such keywords: `*` for passwords, `D` for SCRAM keys and others. Some are
-also listed here, because an older libpq does not know all of them."""
+"""Keywords with secret values. libpq marks such keywords: `*` for passwords, `D` for SCRAM keys and others. Some
+keywords are also listed here, because an older libpq does not know all of them."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")

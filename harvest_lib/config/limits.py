@@ -14,7 +14,7 @@ from harvest_lib.config.spelling import goharvest_name
 _SHORTEST_SECONDS = 0.001
 
 _WITHOUT_EFFECT = ("send_concurrency", "send_buffer")
-"""Limits of goharvest that have no effect here: each shard has a single producer, and the only queue is the
+"""Limits of goharvest that have no effect here, because each shard has a single producer, and no queue except the
 producer's."""
 
 
@@ -84,7 +84,8 @@ class Limits(Settings):
     @classmethod
     def checked(cls, values: object) -> object:
         """Construct Limits inside another model's validator. Problems raise pydantic's ValidationError instead of
-        ConfigError, so that the other model merges them with its own. A value that is no mapping is returned as is."""
+        ConfigError, so that the other model adds them to its own problems. A value that is not a mapping is returned
+        unchanged."""
         if not isinstance(values, Mapping):
             return values
         limits = cls.__new__(cls)

@@ -15,7 +15,7 @@ def goharvest_name(field_name: str) -> str:
     if field_name in _IRREGULAR:
         return _IRREGULAR[field_name]
     if not field_name.islower():
-        return field_name  # no field's name, so it is left as it was written
+        return field_name  # an unknown key is returned as it was written
     first, *rest = field_name.removesuffix("_seconds").split("_")
     return first + "".join(word.capitalize() for word in rest)
 
