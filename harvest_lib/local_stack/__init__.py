@@ -14,8 +14,8 @@ __all__ = ["Stack"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `Stack` on demand, because Spark jobs use this package for Java and jars without the servers'
-    requirements."""
+    """Import `Stack` on demand, because Spark jobs use this package for Java and jars, without the dependencies of the
+    servers."""
     if name == "Stack":
         from harvest_lib.local_stack.stack import Stack  # noqa: PLC0415 - see above
 

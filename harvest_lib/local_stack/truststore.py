@@ -1,8 +1,8 @@
 """Writes a trust store for Java with the certificate authorities that this machine trusts.
 
 A Java from a wheel trusts only public authorities, which is not enough behind a company's proxy. The file is in the JKS
-format, which every Java reads, and which can be written without a tool: a header, an entry for each certificate, a
-digest.
+format, because every Java reads this format, and no tool is needed to write it: a header, an entry for each
+certificate, a digest.
 """
 
 import hashlib

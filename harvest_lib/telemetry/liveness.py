@@ -24,8 +24,8 @@ _SOCKET = "NOTIFY_SOCKET"
 
 
 class Liveness:
-    """Gives the signs of life. The constructor removes a file that an earlier process left. As a context manager it
-    notifies systemd and removes its own file on exit."""
+    """Touches the file and notifies systemd. The constructor removes a file that an earlier process left. On exit, the
+    context manager notifies systemd of the stop and removes the file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -71,11 +71,11 @@ class Liveness:
 
 @contextmanager
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
-    """Notify systemd, if the unit requests it, each second while `live` returns a healthy verdict, and on exit.
+    """Notify systemd, if the unit requests it: each second while `live` returns a healthy verdict, and on exit.
 
-    A separate thread notifies, so the verdict must be about the working thread. If the block ends in order before the
-    first healthy verdict, systemd is still notified that the process was ready, because such an end is no failure. A
-    process may have only one such block at a time.
+    A separate thread notifies systemd, so the verdict must be about the working thread. If the block ends without an
+    error before the first healthy verdict, systemd is notified that the process is ready, because such an end is not a
+    failure. A process may have only one such block at a time.
     """
     if not os.environ.get(_SOCKET):
         yield
