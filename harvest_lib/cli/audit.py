@@ -174,7 +174,8 @@ def audit(
 
 
 class _Sources(NamedTuple):
-    """The committed records, a function that repeats their query (None without a query), and undelivered records."""
+    """The committed records; a function that repeats the query of committed records, None without a query; and the
+    undelivered records."""
 
     committed: "_Records"
     committed_again: "Callable[[], _Records] | None"
@@ -188,8 +189,9 @@ def _sources(
     pending: str | None,
     id_header: str | None,
 ) -> _Sources:
-    """Return the records to compare with Kafka. `committed` is a query or a file. If `committed` or `pending` is None,
-    its records are read from the outbox; `pending` only if the outbox has the ids that are compared."""
+    """Return the records to compare with Kafka. `committed` is a query or a file, `pending` a query. If `committed` is
+    None, the committed records are read from the outbox. If `pending` is None, the undelivered records are read from
+    the outbox, but only if the compared ids are the ids in the outbox."""
     from harvest_lib import audit as audits
 
     conninfo = harvest.data_source.conninfo()
