@@ -26,7 +26,7 @@ REACH_TIMEOUT_SECONDS = 5.0
 
 T = TypeVar("T")
 
-# When a producer is closed, it aborts its open transaction. It warns if it cannot, because it was fenced or no broker
+# `close` of a producer aborts an open transaction, and warns if that fails because the producer was fenced or no broker
 # answers. The warning is not needed: the next producer with the transactional id aborts the transaction in any case.
 # `catch_warnings` cannot be used, because it is not thread-safe.
 warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
@@ -55,7 +55,7 @@ class KafkaProducer(Protocol):
         ...
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
-        """Fail messages that are queued or in flight."""
+        """Drop messages that are queued or in flight, and report them as failed."""
         ...
 
     def close(self) -> bool:

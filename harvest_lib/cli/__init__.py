@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _is_log_read() -> bool:
-    """Return False if the log's reader has stopped reading. In that case a message would block the command, which could
-    not end."""
+    """Return False if the log's reader has stopped reading. A message to such a log would keep the command from
+    ending."""
     log = sys.modules.get("harvest_lib.cli.log_output")  # loaded by commands that log
     return log is None or bool(log.log_is_read())

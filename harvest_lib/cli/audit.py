@@ -43,7 +43,8 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 _RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
-# Without contents in SQL_ASCII: bytes that are not text in any encoding arrive in Kafka in several forms.
+# In a database in SQL_ASCII contents are not selected, because bytes that are not text in any encoding arrive in Kafka
+# in several forms.
 _CONTENTS = """
 SELECT id, kafka_key, kafka_topic, CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN CONTENT END
 FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record
@@ -213,10 +214,10 @@ def _sources(
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
     """Return two queries of the outbox: all records, and undelivered or parked records.
 
-    Both select the given topics and the subscription's filter, and apply the setting `columns`. If rows stay in the
-    outbox after delivery, the subscription's position decides which rows count as delivered. The queries fail if row
-    security hides rows from this role, because hidden rows would look delivered. Raises DatabaseError and
-    CheckpointError.
+    Both queries select records of the given topics that pass the subscription's filter, and apply the setting
+    `columns`. If rows stay in the outbox after delivery, the subscription's position decides which rows count as
+    delivered. The queries fail if row security hides rows from this role, because hidden rows would look delivered.
+    Raises DatabaseError and CheckpointError.
     """
     from psycopg import sql
 

@@ -85,7 +85,7 @@ def postgres(
         subscriptions=subscriptions or [],
         has_column_mapping=harvest.columns is not None,
     )
-    if reads_table(harvest):  # otherwise the database is not needed
+    if reads_table(harvest):  # if not, the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(

@@ -106,4 +106,4 @@ class _Descriptor:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: there is no buffer."""
+        """Do nothing, because there is no buffer."""

@@ -1,4 +1,4 @@
-"""Options that several commands share, and functions that open the configuration and the outbox that they name."""
+"""Options that several commands share, and functions that open the configuration and the outbox of a command."""
 
 import os
 import re

@@ -60,7 +60,7 @@ class Status:
     table: str
     backlog_records: int
     backlog_is_estimate: bool
-    """True if there are more than 100,000 records. In that case the number is estimated from the records' ids."""
+    """True if the backlog has more than 100,000 records. The size of such a backlog is estimated from ids."""
     oldest_age_seconds: float
     marked_records: int
     parked_records: int | None
@@ -77,7 +77,7 @@ class Status:
     """Size of the database; None if this role may not see the size."""
     database_limit_bytes: int | None
     kafka_trouble: str | None
-    """The reason why Kafka did not report the leader; None if it did."""
+    """The reason why Kafka did not report the leader; None if Kafka reported the leader."""
     notes: list[str]
     """Remarks, for example why there is no leader, why a process cannot lead, or that another pool is in conflict."""
     subscriptions: list[dict[str, Any]]

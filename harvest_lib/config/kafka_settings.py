@@ -155,8 +155,8 @@ class KafkaSettings(Mapping[str, object]):
 
 
 def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
-    """Return settings with librdkafka's aliases replaced by the main names, for the settings that are read or merged
-    here. All other names are unchanged."""
+    """Return settings with the aliases in `_ALIASES` replaced by librdkafka's main names. Other aliases stay, because
+    this library neither reads nor merges the settings that they name."""
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 

@@ -1,4 +1,4 @@
-"""Base class of the models of settings. It accepts both spellings of a field, reports all problems in a single error,
+"""Base class of all settings models. A model accepts both spellings of a field, reports all problems in a single error,
 is immutable, and hides secrets."""
 
 from collections.abc import Iterable, Mapping

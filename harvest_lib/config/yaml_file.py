@@ -106,7 +106,7 @@ class _Reader(YamlReader):
         return ()
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of a mapping: by field name for a mapping of fields, by the file's keys for another."""
+        """Return the values of a mapping. The keys are field names for a mapping of fields, else the file's keys."""
         if path in _NAMES:
             entries = self._by_field(entries, path)
         return super().mapping(entries, path)

@@ -20,8 +20,8 @@ _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """An ACL: it permits an operation on a resource to a principal, or denies it if `denied`. If `prefixed`, it applies
-    to all resources whose name begins with `name`."""
+    """An ACL. It permits an operation on a resource to a principal; with `denied` it denies the operation. With
+    `prefixed` it applies to all resources with a name that begins with `name`."""
 
     principal: str
     resource: Resource

@@ -134,7 +134,7 @@ def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
 class Grants:
     """The roles of an outbox, and the script of their grants. A role with an empty name is left out. `writers` maps a
     role to the topics that it may write, None for all topics. `subscriptions` are the subscriptions that the harvester
-    may lead; empty for all. `has_column_mapping`: the table has another layout, and the script has no writers."""
+    may lead; empty for all. `has_column_mapping`: the table has another layout, so writers are left out."""
 
     outbox: OutboxTable
     mode: ReadingMode

@@ -1,8 +1,8 @@
 """The local stack: Postgres and Kafka as processes of this machine, for demonstrations and tests.
 
 `Stack` runs both servers while it is open; `supervisor` keeps a stack running in the background. Nothing is installed
-on the machine: the servers come from wheels and Maven artifacts. Their files are in the state folder, and removing the
-folder removes them.
+on the machine, because the servers come from wheels and Maven artifacts. The servers' files are in the state folder;
+removing the folder removes the files.
 """
 
 from typing import TYPE_CHECKING

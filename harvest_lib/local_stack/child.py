@@ -9,7 +9,7 @@ starts (about 20 ms). The program takes three steps before it replaces itself wi
 2. With `--reach`, it keeps the capability to enter folders that are closed to that user, so that a server below `/root`
    or another private folder can read its own binaries and data.
 3. It requests that the kernel sends signal N (9 by default) to COMMAND when the parent dies. This step is last, because
-   a change of user clears the request. It then checks that the parent lives, which may have died before the request.
+   a change of user clears the request. The step ends with a check that the parent did not die before the request.
 
 For the kernel the parent is a *thread*: start servers from a thread that lives as long as the servers. Step 3 exists
 only on Linux. On other systems the servers of a killed parent continue to run.

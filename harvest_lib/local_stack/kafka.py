@@ -66,7 +66,7 @@ class KafkaCluster:
         """Only set the parameters. Nothing is written or started yet.
 
         `detours` maps a name to the advertised ports of 127.0.0.1 (or addresses) of an additional listener, a port for
-        each broker. A proxy of yours must forward them to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
+        each broker. Your proxy must forward these ports to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
         this listener do not authenticate. With `security` the cluster has only the listeners of `security`. With `acls`
         an authenticated client has only granted rights, and a client without authentication has all rights. Without
         `optimized` a broker uses less CPU in its first minutes, and more later.
@@ -96,8 +96,8 @@ class KafkaCluster:
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
         self._starts = 0
-        """Number of starts since the cluster was last ready. `await_ready` sets it to 0, because clients may then know
-        the ports, so that they must not change any more."""
+        """Number of starts since the cluster was last ready. Clients may know the ports of a cluster that was ready, so
+        the ports must not change after that."""
 
     @property
     def bootstrap_servers(self) -> str:

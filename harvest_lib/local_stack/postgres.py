@@ -163,8 +163,8 @@ class PostgresServer:
         self._process.kill()
 
     def copy(self, primary: "PostgresServer", name: str) -> None:
-        """Copy the data of a running primary, so that this server, when started, is its standby with the application
-        name `name`."""
+        """Copy the data of a running primary. The next start makes this server a standby of the primary, with the
+        application name `name`."""
         user = _unprivileged()
         make_folder(self._folder)
         self._data.mkdir(mode=0o700)

@@ -139,7 +139,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stop the servers of this stack, by force if they do not end in order. No effect if they do not run."""
+        """Stop the servers of this stack. Kill servers that do not end in time. No effect if no server runs."""
         try:
             if self._services:
                 self._services.stop()

@@ -15,7 +15,7 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 
 
 def write_truststore(file: Path) -> int:
-    """Write the authorities' certificates that this machine trusts as a Java key store. Return their number."""
+    """Write a Java key store with the certificates of the authorities that this machine trusts. Return their number."""
     certificates = _trusted()
     body = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     for number, certificate in enumerate(certificates):

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and the meaning of its errors to a harvester.
+"""Opens connections to Postgres, and translates errors of Postgres to errors of `harvest_lib.errors`.
 
 Promises
 - A connection that is opened here detects a dead server within about 15 s, even during a statement.
@@ -51,8 +51,8 @@ _SESSION = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "array_nulls": "on",
-    # The server detects a dead client by the same settings. Otherwise the client's transaction would hold its locks for
-    # two hours.
+    # By the same settings the server detects a dead client. Without them, the transaction of a dead client would hold
+    # its locks for two hours.
     **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
 }
 """Settings of each session: durable commits, the format of values, and probes of the connection. They override settings
@@ -250,7 +250,7 @@ def require_session(conninfo: str) -> None:
     """
     with connect(conninfo) as ours, connect(conninfo) as other, translated():
         first = ours.execute("SELECT pg_backend_pid()").fetchone()
-        with other.transaction():  # a pooler would assign the server process that was released last
+        with other.transaction():  # a pooler by transaction would assign the server process that `ours` has released
             second = other.execute("SELECT pg_backend_pid()").fetchone()
     if first == second:
         raise DatabaseError(

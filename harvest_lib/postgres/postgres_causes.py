@@ -31,8 +31,8 @@ _FAILED_BEFORE = "25P02"
 """SQLSTATE of a statement in a transaction that an earlier statement aborted. The earlier error is the cause."""
 _CONNECTION = "08"
 _NO_SESSION = re.compile(r"failed: \S+ ?:  ")
-"""Start of the server's refusal of a session in libpq's text: the severity, in the server's language, and two
-spaces."""
+"""Pattern in libpq's text if the server refused to open a session: before the server's message are its severity, in the
+server's language, and two spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 _DRIVERS = frozenset({"psycopg", "psycopg2", "psycopg_pool"})
 """Drivers with connection errors that have no SQLSTATE. Connection errors of asyncpg have an SQLSTATE."""

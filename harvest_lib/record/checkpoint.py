@@ -20,8 +20,8 @@ class OutboxCheckpoint:
     low_watermark: str = "1:1:"
     retention_hold: int | None = None
     kept_in: str = "postgres"
-    """Store of the authoritative checkpoint: `postgres`, or `kafka`. With `kafka`, a checkpoint in Postgres is its
-    mirror."""
+    """Store of the authoritative checkpoint: `postgres`, or `kafka`. With `kafka`, a checkpoint in Postgres mirrors the
+    checkpoint in Kafka."""
     intents: Sequence[Sequence[Any]] = ()
     """Acknowledgements that this checkpoint implies, in the form of `harvest_lib.consume.Intent`. They may be written
     already, or not yet."""

@@ -27,7 +27,7 @@ _WHOLE = struct.Struct(">B16sq")
 
 
 def stamp(leader_id: UUID) -> Callable[[int], bytes]:
-    """Return a function from an outbox id to the header's value, for records sent under `leader_id`.
+    """Return a function that maps an outbox id to the header's value, for records sent under `leader_id`.
 
     The returned function raises `struct.error` for an id outside int64.
     """
@@ -85,7 +85,7 @@ def headers_of_all(records: Sequence[Any]) -> list[Any]:
 def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:
     """Return the leader id and the outbox id from a record's headers; None without a valid header `harvest`.
 
-    The last valid header counts: a row may have headers of this name too, and the harvester appends its header to them.
+    The last valid header counts, because a row may have headers of this name, and the harvester's header follows them.
     """
     found = None
     for name, value in headers or ():

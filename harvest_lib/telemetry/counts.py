@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 OTHER = "other"
-"""Value of all labels of the series in which further label values are counted after the limit of series is reached."""
+"""Label value that stands for all further label values after a counter has reached its limit of series."""
 MOST_SERIES = 100
 """Maximum number of series of a counter. Label values, such as names of topics, come from outside, and unlimited series
 would exhaust memory, here and in Prometheus."""
@@ -65,7 +65,7 @@ class Counts:
 
 
 class _Sum:
-    """A sum that several threads increase without a lock: one `itertools.count` for each power of two of the amounts.
+    """A sum that several threads increase without a lock. It consists of an `itertools.count` for each bit of a number.
 
     `next` on an `itertools.count` is atomic among threads. But `next` is also the only way to read the count, so each
     read increases every count by one, and subtracts the number of earlier reads.

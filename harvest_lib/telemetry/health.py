@@ -1,6 +1,6 @@
 """Definition of the health checks, without I/O.
 
-- *live*: the main loop runs. If it does not, only a new process helps.
+- *live*: the main loop runs. If it does not run, only a new process helps.
 - *ready*: the process leads, or could take over now.
 - *progress*: the backlog is being reduced, by any process. It is derived from observations of the backlog, not from
   reports of a process about itself.

@@ -1,7 +1,7 @@
 """Signs of life for a supervisor: a file that is touched regularly, and systemd's socket.
 
 The file exists while the process works, and is touched once a second. A supervisor can check both readiness and
-liveness by its age. systemd gets the messages of `sd_notify(3)` if the unit has `Type=notify`.
+liveness by the file's age. systemd gets the messages of `sd_notify(3)` if the unit has `Type=notify`.
 """
 
 import os

@@ -4,7 +4,7 @@ Promises
 - No client delays another client. Each connection has a thread of its own, and each send or receive on a connection may
   take five seconds. If 16 connections are open, a new connection closes the oldest.
 - An unusable address is reported as an error before the process starts its work.
-- The server answers while Postgres and Kafka are unavailable, and reports that they are.
+- The server answers, and reports the outage, while Postgres or Kafka is unavailable.
 - Progress is checked every five seconds even without requests, so that the first request to `/progress` gets a full
   answer.
 """
