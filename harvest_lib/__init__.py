@@ -29,7 +29,7 @@ else:
         try:
             return metadata.version("outbox-harvester")
         except metadata.PackageNotFoundError:
-            return "0+unknown"  # code on the path that is not installed
+            return "0+unknown"  # the package is imported from a path, without an installation
 
     def __getattr__(name: str) -> object:
         if name in ("config", "outbox"):  # `harvest_lib.config.load`, after `import harvest_lib` alone

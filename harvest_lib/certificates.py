@@ -74,7 +74,8 @@ class Certificates:
     """The certificates of a process, by the settings that name them. Any thread may use it."""
 
     def __init__(self, *kafka: Mapping[str, object], postgres: Mapping[str, object] | None = None) -> None:
-        """`kafka` are the librdkafka settings of the process's clients; `postgres` are its connection parameters."""
+        """`kafka` are the librdkafka settings of the process's Kafka clients. `postgres` are the connection parameters
+        of its Postgres connections."""
         found = [place for settings in kafka for place in _of_kafka(settings)]
         self._places = dict.fromkeys([*found, *_of_postgres(postgres or {})])
         self._read: dict[_Place, tuple[object, float | None]] = {}  # `_mark` of the file as it was read, and the expiry
@@ -82,8 +83,8 @@ class Certificates:
         self._lock = threading.Lock()
 
     def expiries(self) -> Mapping[str, float]:
-        """Return the expiry of each certificate, in Unix seconds, by the setting that names it. A file is read again if
-        it has changed. An unreadable file is left out, and logged once."""
+        """Return the expiry of each certificate, in Unix seconds, by the setting that names the certificate. A file
+        that has changed is read again. An unreadable file is left out, and logged once."""
         found: dict[str, float] = {}
         with self._lock:
             for place in self._places if self._places and self._can_read() else ():
@@ -98,8 +99,8 @@ class Certificates:
         return {setting: at for setting, at in self.expiries().items() if at - now < WARN_SECONDS}
 
     def begin(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
-        """Start a thread that logs certificates that expire soon: now, and every day until `stopping` is set. `clock`
-        returns Unix seconds."""
+        """Start a thread that logs the `expiring` certificates, at once and then every day until `stopping` is set.
+        `clock` returns Unix seconds."""
         if self._places:
             threads.repeat(
                 "harvest-certificates",
@@ -134,7 +135,7 @@ class Certificates:
 
 
 def _mark(place: _Place) -> object:
-    """Return a value that changes if the file changes; None without a readable file."""
+    """Return a value that changes if the certificate's file changes. None for a text, or a file that is missing."""
     with suppress(OSError, ValueError):
         if place.path is not None:
             stat = place.path.stat()

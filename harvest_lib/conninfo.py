@@ -19,8 +19,8 @@ SECRETS = frozenset(
     {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
     | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
 )
-"""Keywords with secret values. libpq marks such keywords: `*` for passwords, `D` for SCRAM keys and others. Some are
-also listed here, because an older libpq does not know all of them."""
+"""Keywords with secret values. libpq marks such keywords: `*` for passwords, `D` for SCRAM keys and others. Some
+keywords are also listed here, because an older libpq does not know all of them."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")
@@ -31,8 +31,9 @@ def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
     """Return the parameters of a connection string, in libpq's keyword form or as a URL.
 
     `psycopg.connect(**parameters_of(dsn))` connects as `psycopg.connect(dsn)` does. Raises ConfigError for a string
-    that libpq cannot parse, and for a URL with an unencoded `@`, `/` or `?` in its password: libpq would read the rest
-    of the password as a host, a port or a database, and print it. The error names `field`, and quotes nothing.
+    that libpq cannot parse. A URL with an unencoded `@`, `/` or `?` in its password also raises ConfigError, because
+    libpq would read the rest of the password as a host, a port or a database, and print it. The error names `field`,
+    and quotes nothing.
     """
     parameters = None if "\0" in dsn else _read(dsn)
     if parameters is None or _is_torn(dsn, parameters):

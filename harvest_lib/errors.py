@@ -119,7 +119,7 @@ class ServerRegressed(DatabaseError):
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, wears_off: bool = True) -> None:
         self.wears_off = wears_off
-        """False if, after a setting is corrected or a right granted, the check may find that no record is missing."""
+        """False if the check may find no record missing after a setting is corrected or a right is granted."""
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
@@ -266,8 +266,8 @@ class StackError(HarvestError):
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that adds an extra to this installation. It uses the installation's tool (pip, uv, uv tool or
-    pipx) and origin (a clone, a folder or a wheel)."""
+    """Return the command that adds an extra to this installation. The command uses the tool that made the installation
+    (pip, uv, uv tool or pipx) and its origin (a clone, a folder or a wheel)."""
     # Imported here, because every command imports this module, and should start quickly.
     import json  # noqa: PLC0415
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415

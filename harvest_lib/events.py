@@ -7,8 +7,8 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterStats:
-    """A reading of a `Meter`. Rates are records per second. `start` is the time, in seconds of the meter's clock, at
-    which counting began. The interval is the time since the previous reading."""
+    """A reading of a `Meter`. Rates are records per second. `start` is when the meter began to count, in seconds of its
+    clock. The interval is the time since the previous reading."""
 
     name: str
     start: float
@@ -89,7 +89,7 @@ class LeaderFenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRead:
-    """Throughput of the harvester. Emitted with a delivery, if `limits.minMetricsInterval` has passed since the last
+    """Throughput of the harvester. A delivery emits this event if `limits.minMetricsInterval` has passed since the last
     reading."""
 
     stats: MeterStats

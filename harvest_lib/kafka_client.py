@@ -26,14 +26,14 @@ REACH_TIMEOUT_SECONDS = 5.0
 
 T = TypeVar("T")
 
-# When a producer is closed, it aborts its open transaction. It warns if it cannot, because it was fenced or no broker
+# `close` of a producer aborts an open transaction, and warns if that fails because the producer was fenced or no broker
 # answers. The warning is not needed: the next producer with the transactional id aborts the transaction in any case.
 # `catch_warnings` cannot be used, because it is not thread-safe.
 warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
 
 
 class KafkaProducer(Protocol):
-    """Interface of a producer: confluent_kafka's Producer, or a wrapper of it. It raises confluent_kafka's errors."""
+    """Interface of a producer: confluent_kafka's Producer, or a wrapper. Methods raise confluent_kafka's errors."""
 
     def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
         """Queue a message. A later `poll`, `flush` or `purge` calls the message's callback `on_delivery` (error,
@@ -42,7 +42,7 @@ class KafkaProducer(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return the number of messages that are queued, in flight, or whose callback was not called yet."""
+        """Return the number of messages that are queued, are in flight, or wait for their callback."""
         ...
 
     def poll(self, timeout: float) -> int:
@@ -55,7 +55,7 @@ class KafkaProducer(Protocol):
         ...
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
-        """Fail messages that are queued or in flight."""
+        """Drop messages that are queued or in flight, and report them as failed."""
         ...
 
     def close(self) -> bool:
@@ -80,7 +80,7 @@ class KafkaProducer(Protocol):
 
 
 class KafkaConsumer(Protocol):
-    """Interface of a consumer: confluent_kafka's Consumer, or a wrapper of it. It raises confluent_kafka's errors."""
+    """Interface of a consumer: confluent_kafka's Consumer, or a wrapper. Methods raise confluent_kafka's errors."""
 
     def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
         """Join the group. `poll` and `close` call the callbacks."""
@@ -91,7 +91,8 @@ class KafkaConsumer(Protocol):
         ...
 
     def poll(self, timeout: float) -> Message | None:
-        """Return a message, or an error in the form of a message. Wait up to `timeout` seconds; None without either."""
+        """Return the next message, or an error in the form of a message. Return None if neither arrives within
+        `timeout` seconds."""
         ...
 
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
@@ -198,7 +199,7 @@ class LastError:
 
 
 def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, Any]:
-    """Return the settings of a client: the user's settings, overridden by `own`, and a logger without repetitions.
+    """Return the settings of a client: the user's, overridden by `own`, and a logger that drops repeated warnings.
 
     By default the client reconnects within a second after a broker is available again; librdkafka's default is up to
     ten seconds. Errors of the user's callbacks are logged.
@@ -208,8 +209,8 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
 
 
 def _harmless(observer: Any) -> Callable[..., None]:
-    """Return a callback that suppresses and logs the errors of `observer`. Otherwise `poll` and `consume` would raise
-    them."""
+    """Return a callback that calls `observer`, and suppresses and logs its errors. Without this, the client's `poll`
+    and `consume` would raise the errors."""
 
     def call(*arguments: object) -> None:
         with _CALLBACKS:
@@ -219,8 +220,8 @@ def _harmless(observer: Any) -> Callable[..., None]:
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:
-    """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. Makes no
-    connection, and ignores missing files, such as the file of a certificate."""
+    """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. The check
+    makes no connection, and ignores missing files, such as the file of a certificate."""
     try:
         Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
     except KafkaException as error:
@@ -243,7 +244,8 @@ def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> I
 
 
 def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
-    """Return the error of `harvest_lib.errors` for a client's error. `said` is an additional error, as evidence."""
+    """Return the error of `harvest_lib.errors` for a client's error. `said`, the text of another error, is added to the
+    evidence."""
     servers = settings.get("bootstrap.servers", "")
     evidence = "; ".join(part for part in (error.str(), said) if part)
     if is_refusal(error):
@@ -275,8 +277,8 @@ def topic_partitions(
 
 
 def answer_of(future: Future[T], timeout_seconds: float) -> T:
-    """Return the answer to a request of an admin client. Raises KafkaException, also if the answer does not arrive in
-    time, for example because the process was frozen for longer than the client waits."""
+    """Return the answer to a request of an admin client. Raises KafkaException if the request fails or the answer does
+    not arrive in time, for example because the process was frozen for longer than the client waits."""
     try:
         return future.result(timeout_seconds)
     except TimeoutError as error:
@@ -284,8 +286,8 @@ def answer_of(future: Future[T], timeout_seconds: float) -> T:
 
 
 def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_seconds: float) -> dict[str, dict[str, str]]:
-    """Return the settings of each topic by the topic's name. They are empty if the topic does not exist, or if the
-    client may not read its settings."""
+    """Return the settings of each topic by the topic's name. A topic has an empty mapping if it does not exist, or if
+    the client may not read its settings."""
     found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
     futures: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}

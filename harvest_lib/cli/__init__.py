@@ -6,8 +6,9 @@ Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage erro
 13 a check found a problem (`audit`), or nothing is running (`ps`); 130 interrupted.
 """
 
-# `--help` must be quick. A module that declares a command imports only typer, the standard library and light modules of
-# harvest_lib at its top, and other modules inside its functions. tests/unit/cli/test_imports.py checks this.
+# `--help` must be quick. At its top, a module that declares a command imports only typer, the standard library and
+# light modules of harvest_lib. It imports other modules inside its functions. tests/unit/cli/test_imports.py checks
+# this.
 
 import sys
 from contextlib import suppress
@@ -44,7 +45,7 @@ _CHECKOUT_ONLY = ("bench", "chaos", "history", "platform")
 
 
 def _checkout_commands() -> tuple[Any, ...]:
-    """Return the commands of `infra.cli` if this module is in a clone of the repository, else none."""
+    """Return the commands of `infra.cli` if this module is in a clone of the repository, else an empty tuple."""
     found = find_spec("infra") if (_ROOT / "pyproject.toml").is_file() else None
     if found is None or found.origin is None or Path(found.origin).resolve() != _ROOT / "infra" / "__init__.py":
         return ()
@@ -56,7 +57,7 @@ class _Harvest(Group):
     """The commands of `harvest`. Some commands exist only in a clone of the repository."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command. The usage error for a command that exists only in a clone explains that."""
+        """Return the command. If the command exists only in a clone, the usage error explains this."""
         if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
         return super().resolve_command(ctx, args)
@@ -127,7 +128,7 @@ def main() -> None:
     except HarvestError as error:
         from harvest_lib.cli.tables import print_line
 
-        with suppress(OSError):  # the exit code reports it, too
+        with suppress(OSError):  # the exit code reports the error too
             if _is_log_read():
                 print_line(("error:", "red"), f" {error}", err=True)
         sys.exit(error.exit_code)
@@ -136,7 +137,7 @@ def main() -> None:
 
 
 def _is_log_read() -> bool:
-    """Return False if the log's reader has stopped reading. A message would then block, and keep the command from
+    """Return False if the log's reader has stopped reading. A message to such a log would keep the command from
     ending."""
     log = sys.modules.get("harvest_lib.cli.log_output")  # loaded by commands that log
     return log is None or bool(log.log_is_read())

@@ -43,7 +43,8 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 _RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
-# Without contents in SQL_ASCII: bytes that are not text in any encoding arrive in Kafka in several forms.
+# In a database in SQL_ASCII contents are not selected, because bytes that are not text in any encoding arrive in Kafka
+# in several forms.
 _CONTENTS = """
 SELECT id, kafka_key, kafka_topic, CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN CONTENT END
 FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record
@@ -174,7 +175,8 @@ def audit(
 
 
 class _Sources(NamedTuple):
-    """The committed records, a function that repeats their query (None without a query), and undelivered records."""
+    """The committed records; a function that repeats the query of committed records, None without a query; and the
+    undelivered records."""
 
     committed: "_Records"
     committed_again: "Callable[[], _Records] | None"
@@ -188,8 +190,9 @@ def _sources(
     pending: str | None,
     id_header: str | None,
 ) -> _Sources:
-    """Return the records to compare with Kafka. `committed` is a query or a file. If `committed` or `pending` is None,
-    its records are read from the outbox; `pending` only if the outbox has the ids that are compared."""
+    """Return the records to compare with Kafka. `committed` is a query or a file, `pending` a query. If `committed` is
+    None, the committed records are read from the outbox. If `pending` is None, the undelivered records are read from
+    the outbox, but only if the compared ids are the ids in the outbox."""
     from harvest_lib import audit as audits
 
     conninfo = harvest.data_source.conninfo()
@@ -211,10 +214,10 @@ def _sources(
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
     """Return two queries of the outbox: all records, and undelivered or parked records.
 
-    Both select the given topics and the subscription's filter, and apply the setting `columns`. If rows stay in the
-    outbox after delivery, the subscription's position decides which rows count as delivered. The queries fail if row
-    security hides rows from this role, because hidden rows would look delivered. Raises DatabaseError and
-    CheckpointError.
+    Both queries select records of the given topics that pass the subscription's filter, and apply the setting
+    `columns`. If rows stay in the outbox after delivery, the subscription's position decides which rows count as
+    delivered. The queries fail if row security hides rows from this role, because hidden rows would look delivered.
+    Raises DatabaseError and CheckpointError.
     """
     from psycopg import sql
 

@@ -54,8 +54,8 @@ def check(
 
 
 def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
-    """Print all problems that prevent a start, and exit with the exit code of `error`. If no other error is found,
-    raise `error` itself."""
+    """Print all problems that prevent a start, and exit with the exit code of `error`. If the checks find no other
+    error than `error`, raise `error` instead."""
     from harvest_lib.harvester.preflight import Finding, inspect
 
     report = inspect(config)
@@ -86,7 +86,7 @@ def _inspected(config: Path | None, topics: list[str]) -> "Report":
 
 
 def _show(report: "Report", *, err: bool = False) -> None:
-    """Print the passed checks, then each problem. Long lines are left to the terminal to wrap, so that commands can be
+    """Print the passed checks, then each problem. Only the terminal wraps long lines, so that commands can be
     copied."""
     from harvest_lib.cli.tables import print_line
 

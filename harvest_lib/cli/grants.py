@@ -85,7 +85,7 @@ def postgres(
         subscriptions=subscriptions or [],
         has_column_mapping=harvest.columns is not None,
     )
-    if reads_table(harvest):  # otherwise the database is not needed
+    if reads_table(harvest):  # if not, the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(
@@ -203,7 +203,7 @@ def consumer_kafka(
 
 
 def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMode":
-    """Return the reading mode of a configuration. If `source` is `auto` and needs it, the table is read to decide."""
+    """Return the reading mode of a configuration. If `source` is `auto`, the table may have to be read."""
     from harvest_lib.harvester.assembly.choices import chosen, read_choices, reads_table
     from harvest_lib.postgres.database import connect
 
@@ -214,8 +214,8 @@ def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMod
 
 
 def elected(harvest: "HarvestConfig") -> "HarvestConfig":
-    """Return the configuration with each `auto` resolved. If the configuration alone does not decide, the table is
-    read. Raises DatabaseError and OutboxTableError."""
+    """Return the configuration with `auto` replaced by the chosen values. The table is read only if the choice depends
+    on it. Raises DatabaseError and OutboxTableError."""
     from harvest_lib.harvester.assembly import choices
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
@@ -234,8 +234,8 @@ def elected(harvest: "HarvestConfig") -> "HarvestConfig":
 
 
 def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[str, list[str] | None]:
-    """Return the allowed topics of each writer, None for all topics. Raise ConfigError if a role is named twice, for
-    example as writer and reader: the grants of either use would undo the grants of the other."""
+    """Return the allowed topics of each writer, None for all topics. Raises ConfigError if a role is named twice, for
+    example as writer and reader, because the script would revoke the writer's grants before it grants the reader's."""
     writers: dict[str, list[str] | None] = dict.fromkeys(names)
     for each in allowed:
         name, _, topic = each.rpartition("=")  # a topic's name has no `=`

@@ -107,8 +107,8 @@ def _print_statements(definition: "NativeTable", *, native: bool | None, has_che
 
 
 def _create_beside_mapped(connection: "Connection", outbox: "OutboxTable", columns: "ColumnMapping") -> None:
-    """Check the user's table with mapped columns, and create its companion tables. Raises OutboxTableError if the table
-    does not exist."""
+    """Check a table with mapped columns, and create its companion tables. Raises OutboxTableError if the table does not
+    exist."""
     from harvest_lib.outbox import check_column_mapping, create_beside
 
     if not outbox.exists(connection):
@@ -125,7 +125,7 @@ def _create_beside_mapped(connection: "Connection", outbox: "OutboxTable", colum
 
 @contextmanager
 def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]:
-    """Add to a refusal to create the tables the role that may create them, and the GRANT that is missing."""
+    """Run a block that creates the tables. If rights are missing, raise DatabaseAccessDenied with the missing GRANT."""
     from psycopg import sql
 
     try:
@@ -142,11 +142,11 @@ def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]
 
 
 def _create_tables(connection: "Connection", definition: "NativeTable", *, native: bool | None) -> None:
-    """Create missing tables, and print for each table whether it was created or existed."""
+    """Create the tables that are missing. Print for each table whether it was created or existed before."""
     from harvest_lib.outbox.parking import ParkedRecords
 
     outbox, parked = definition.outbox, ParkedRecords(definition.outbox)
-    tables = [outbox, outbox.parked]  # derived before anything is created, because a name that is too long raises
+    tables = [outbox, outbox.parked]  # before anything is created, because a name that is too long raises an error
     tables += [] if native is False else [outbox.subscriptions, outbox.parked_ids, outbox.segments]
     with _said_created(connection, tables):
         _create(connection, definition, parked, native=native)
@@ -180,8 +180,8 @@ def _create(
 
 @contextmanager
 def _said_created(connection: "Connection", tables: "Sequence[OutboxTable]") -> Iterator[None]:
-    """Print, after the block, for each table that exists whether the block created it. A table in goharvest's layout
-    has fewer companion tables."""
+    """Run a block. Then print for each existing table whether the block created the table. Tables that do not exist are
+    not printed, because an outbox in goharvest's layout has fewer companion tables."""
     before = [table.exists(connection) for table in tables]
     yield
     for table, was_there in zip(tables, before, strict=True):

@@ -30,9 +30,9 @@ def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDic
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
     """Send every record of the standard library's logging to standard error, and return the handler that does so.
 
-    The handler is a `LogWriter`, so that no code waits for the reader of the log. Only a stream without a file
-    descriptor, in memory, is written directly. `level` is a value of the setting `logging.level`; raises ConfigError
-    for other values.
+    The handler is a `LogWriter`, so that no code waits for the reader of the log. If standard error is a stream in
+    memory, without a file descriptor, records are written directly. `level` is a value of the setting `logging.level`;
+    raises ConfigError for other values.
     """
     python = python_level(level)
     if python is None:
@@ -64,8 +64,8 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
 
 
 def log_is_read() -> bool:
-    """Wait for at most two seconds until the log is written. Return False if standard error is blocked, because its
-    reader does not read."""
+    """Wait until the log is written, for at most two seconds. Return False if standard error is blocked because its
+    reader has stopped reading."""
     for each in logging.getLogger().handlers:
         each.flush()
     return not _has_file(sys.stderr) or bool(select.select((), (sys.stderr,), (), FLUSH_SECONDS)[1])

@@ -5,9 +5,9 @@
 Promises
 - A reader that stops reading (a pager, a stalled pipe, a terminal after Ctrl-S, a network disk that hangs) blocks only
   the log.
-- If the queue is full, lines are dropped and counted. When the reader reads again, the event `log_lines_dropped` with
-  their number is logged in their place.
-- `flush` and the end of the process wait for up to FLUSH_SECONDS, so that a reader that reads gets every line.
+- If the queue is full, lines are dropped and counted. When the reader reads again, the event `log_lines_dropped` is
+  logged in place of the dropped lines, with their number.
+- `flush` and the end of the process wait for up to FLUSH_SECONDS, so that an active reader gets every line.
 """
 
 import logging
@@ -31,8 +31,8 @@ class LogWriter(logging.StreamHandler[Any]):
     """Writes each record to a stream, on a thread of its own."""
 
     def __init__(self, stream: TextIO, most_characters: int = MOST_CHARACTERS) -> None:
-        """`stream` must have a file descriptor. Lines are written directly to the descriptor, so that no thread waits
-        for the locks of the stream."""
+        """`stream` must have a file descriptor. Lines are written to the descriptor, not through the stream, so that no
+        thread waits for the stream's locks."""
         super().__init__(_Descriptor(stream))
         assert self.lock is not None  # noqa: S101 - the base class creates it
         self._changed = threading.Condition(self.lock)  # logging reinitializes the lock in a child of `fork`
@@ -42,7 +42,8 @@ class LogWriter(logging.StreamHandler[Any]):
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Empty the queue. A child process calls this after `fork`, because its parent writes the queued lines."""
+        """Empty the queue. A child process calls this after `fork`, because the parent process writes the queued
+        lines."""
         self._lines: deque[tuple[logging.LogRecord, str]] = deque()
         self._characters = self._dropped = 0
 
@@ -89,7 +90,7 @@ class LogWriter(logging.StreamHandler[Any]):
 
 
 class _Descriptor:
-    """Writes text to the file descriptor of a text stream, without the stream's buffer."""
+    """A writer of text to the file descriptor of a text stream. It bypasses the stream's buffer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._descriptor = stream.fileno()
@@ -105,4 +106,4 @@ class _Descriptor:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: there is no buffer."""
+        """Do nothing, because there is no buffer."""

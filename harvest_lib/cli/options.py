@@ -1,4 +1,4 @@
-"""Options that several commands share, and functions that open the configuration and the outbox that they name."""
+"""Options that several commands share, and functions that open the configuration and the outbox of a command."""
 
 import os
 import re
@@ -70,20 +70,20 @@ Listen = Annotated[
 
 
 def names_of(given: Iterable[str] | None) -> list[str]:
-    """Return the distinct names of an option that may be repeated. Commas and spaces separate the names in a value."""
+    """Return the distinct names from all values of a repeated option. In a value commas and spaces separate names."""
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"[,\s]+", each) if name))
 
 
 def names_as_given(given: Iterable[str] | None) -> list[str]:
-    """Return the distinct names of an option that may be repeated. Only commas separate names, so that an empty name or
-    a name with a space is not hidden: a later check refuses it."""
+    """Return the distinct names from all values of a repeated option. In a value only commas separate names, so that a
+    later check can refuse an empty name or a name with a space."""
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"\s*,\s*", each)))
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
     """Return the configuration from a file, or from the environment alone if `path` is None.
 
-    `elects`: the command takes part in the election, and so needs a leader group.
+    `elects`: the command takes part in the election, so the configuration must have a leader group.
     """
     from harvest_lib.config import HarvestConfig, ReaperFile, load
 
@@ -97,8 +97,9 @@ def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
 def open_outbox(
     config: Path | None, table: str | None = None, *, refuse_columns: str = ""
 ) -> "Iterator[tuple[HarvestConfig, OutboxTable, psycopg.Connection[Any]]]":
-    """Connect to the outbox of the configuration, or to `table`. If `refuse_columns` is a reason to refuse a table with
-    mapped `columns`, raise ConfigError for such a configuration."""
+    """Connect to the outbox of the configuration, or to `table`. Yield configuration, table and connection.
+    `refuse_columns` is the reason why the command refuses a table with mapped `columns`. If such a reason is given,
+    raise ConfigError for a configuration with `columns`."""
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
 

@@ -200,8 +200,8 @@ def parked_table(
     config: "HarvestConfig",
     subscription: str | None = None,
 ) -> "ParkedRecords | ParkedIdTable":
-    """Return the table in which the configuration's source parks records: the outbox's table of parked records if it
-    marks, else the subscription's ids in the table of parked ids."""
+    """Return the table in which the configuration's source parks records. If the source marks, it is the outbox's table
+    of parked records. If the source only reads, it is the table of parked ids, for the subscription."""
     from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords
     from harvest_lib.source.selection import COLUMNS, columns_of
 

@@ -15,10 +15,10 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Group(TyperGroup):
-    """A group of commands. If the first argument is a subcommand, no option of the group was given."""
+    """A group of commands. If the first argument is a subcommand, the group's own options are not processed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Process the group's own options only if some may be given."""
+        """Parse the arguments. Process the group's options only if the first argument is not a subcommand."""
         with _without_options(self, when=bool(args) and args[0] in self.commands):
             return super().parse_args(ctx, args)
 

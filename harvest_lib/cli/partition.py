@@ -34,8 +34,8 @@ def partition(
 
 
 def _places(config: Path | None, topic: str, keys: list[str], before: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the current and the former partition of each key. The former number of partitions is `before`, or what a
-    harvester has stored in Postgres; None if unknown."""
+    """Yield the current and the former partition of each key. The former number of partitions is `before`, or without
+    `before` the number that a harvester has stored in Postgres. If no number is known, the former partition is None."""
     from harvest_lib.delivery.partitioners import DEFAULT, partition_of
     from harvest_lib.kafka_client import topic_missing, topic_partitions
 

@@ -103,7 +103,7 @@ def _progress_bar() -> "Progress":
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Column with the rate of the latest records, per second."""
+        """Column with the current rate, in records per second."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed or 0:,.0f}/s", style="cyan")

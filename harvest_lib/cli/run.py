@@ -118,9 +118,9 @@ def run(
 
 
 def _unless_stopped(work: Callable[[], _Result], asked: threading.Event, harvest: "Harvest") -> _Result | None:
-    """Run `work` in another thread, and return its result or raise its error. Return None, without waiting for `work`,
-    if a stop is requested before the harvester has started: the thread may be waiting for a server. The main thread
-    does not wait for servers, so that its signal handlers run at once."""
+    """Run `work` in another thread. Return its result, or raise its error. If a stop is requested before the harvester
+    has started, return None after about a second, because `work` may be waiting for a server. The main thread never
+    waits for a server, so that its signal handlers run at once."""
     result: Future[_Result] = Future()
 
     def do() -> None:
@@ -142,8 +142,8 @@ def _unless_stopped(work: Callable[[], _Result], asked: threading.Event, harvest
 
 @contextmanager
 def served_harvest(address: str | None, harvest: "Harvest") -> Iterator[None]:
-    """Serve metrics and health of a harvester at `address` (`HOST:PORT`), if given, while the context is active. Report
-    the metrics to OpenTelemetry, if the process has a meter provider. Raises ConfigError."""
+    """Report metrics and health of a harvester while the context is active. If `address` (`HOST:PORT`) is given, serve
+    them there. If the process has a meter provider, report the metrics to OpenTelemetry. Raises ConfigError."""
     from harvest_lib.harvester.telemetry import HarvestTelemetry
     from harvest_lib.telemetry.otel_metrics import is_reported, reported
     from harvest_lib.telemetry.server import Listener

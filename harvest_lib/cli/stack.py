@@ -125,7 +125,7 @@ def state_folder() -> Path:
 
 
 def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
-    """Start a stack in the foreground, show it, and stop it at Ctrl-C."""
+    """Start a stack in the foreground, print its servers, and stop the stack at Ctrl-C."""
     supervisor = _local_stack("supervisor")
     supervisor.stop_on_signals()
     try:
@@ -137,7 +137,7 @@ def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
 
 
 def _local_stack(name: str) -> Any:
-    """Import and return a module of the local stack. Raises StackError if its requirements, an extra, are missing."""
+    """Import and return a module of the local stack. Raises StackError if the extra `local` is not installed."""
     try:
         return importlib.import_module(f"harvest_lib.local_stack.{name}")
     except ModuleNotFoundError as error:

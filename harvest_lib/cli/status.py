@@ -53,20 +53,20 @@ def status(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One reading. `leaders` has an element for each shard: the client id and host of the group member that owns the
-    shard's partition, or the name of the process that leads without a group; None without a leader. `leader` is the
-    first element."""
+    """One reading of the status. `leaders` has an element for each shard: the client id and host of the group member
+    that owns the shard's partition. If the leader is elected without a group, the element is the name of the leading
+    process. It is None without a leader. `leader` is the first element."""
 
     table: str
     backlog_records: int
     backlog_is_estimate: bool
-    """True if there are more than 100,000 records: then the number is estimated from their ids."""
+    """True if the backlog has more than 100,000 records. The size of such a backlog is estimated from ids."""
     oldest_age_seconds: float
     marked_records: int
     parked_records: int | None
     held_records: int | None
-    """`parked_records` and `held_records` are None if there is no table of parked records, or this role may not read
-    it."""
+    """`parked_records` and `held_records` are None if there is no table of parked records, or if this role may not read
+    the table."""
     leader: str | None
     leaders: list[str | None]
     members: int | None
@@ -74,15 +74,15 @@ class Status:
     records_per_second: float
     outbox_bytes: int
     database_bytes: int | None
-    """None if this role may not see it."""
+    """Size of the database; None if this role may not see the size."""
     database_limit_bytes: int | None
     kafka_trouble: str | None
-    """The reason why Kafka did not report the leader; None if it did."""
+    """The reason why Kafka did not report the leader; None if Kafka reported the leader."""
     notes: list[str]
     """Remarks, for example why there is no leader, why a process cannot lead, or that another pool is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """The subscriptions of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then
-    the backlog of the configured subscription."""
+    """For a table that is not purged: its subscriptions, as in `harvest subscriptions list --json`. The backlog of such
+    a table is the backlog of the configured subscription."""
 
 
 class StatusReadings:

@@ -69,7 +69,7 @@ def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator
     try:
         yield
     finally:
-        log.acquire()  # otherwise a log record, while the line is being erased, would draw the line again
+        log.acquire()  # without this, a log record that is written now would draw the erased line again
         try:
             log.flush()
             live.stop()
@@ -89,7 +89,7 @@ class _Above:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: each write is printed at once."""
+        """Do nothing, because each write is printed at once."""
 
 
 def _role(harvest: Harvest) -> tuple[str, str]:

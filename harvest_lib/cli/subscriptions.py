@@ -267,8 +267,8 @@ def sql_(config: ConfigFile = None) -> None:
 
 @contextmanager
 def _open_subscriptions(config: Path | None) -> "Iterator[tuple[Subscriptions, HarvestConfig]]":
-    """Connect to the configured outbox, and yield its subscriptions and the configuration. The table of subscriptions
-    is created if it is missing."""
+    """Connect to the configured outbox, and yield its subscriptions and the configuration. Companion tables that are
+    missing are created."""
     from harvest_lib.harvester.assembly.factory import make_selection
     from harvest_lib.outbox import create_beside
     from harvest_lib.subscriptions.admin import Subscriptions

@@ -24,7 +24,7 @@ _ENOUGH = 100_000
 
 
 def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
-    """Print a line of several parts: a text, or a text with a style."""
+    """Print a line that consists of `parts`. Each part is a text, or a text with a style."""
     Console(stderr=err, highlight=False).print(Text.assemble(*parts), soft_wrap=True)
 
 
@@ -48,8 +48,8 @@ def _ready(cell: Cell) -> Text:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table in the form that fits the console. A console that is not a terminal is widened to the table's
-    width, permanently."""
+    """Print a table in the form that fits the console. If the console is not a terminal, its width is set to at least
+    the table's width, and stays so."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _width(table, console))
@@ -62,8 +62,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 class Fitting:
-    """A table for `rich.live`, which must know the number of lines. So lines that are too long are folded here, not by
-    the terminal."""
+    """A table for `rich.live`. Long lines are folded here, not by the terminal, because `rich.live` must know the
+    number of lines."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -83,8 +83,8 @@ def _width(table: Table, console: Console) -> int:
 
 
 def _lines(table: Table, console: Console) -> Iterable[Text]:
-    """Yield a table as lines. With a header, each row is a block with a line for each column; otherwise each row is a
-    line."""
+    """Yield a table as lines. If the table has a header, each row is a block with a line for each column. If not, each
+    row is a line."""
     if table.title:
         yield Text.assemble((Text.from_markup(str(table.title)).plain, "bold"))
     names = [_text(column.header, console) for column in table.columns]

@@ -29,8 +29,8 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 @contextmanager
 def unread_output() -> Iterator[None]:
-    """Allow that the reader of standard output stops reading, as `head` does. Further output is dropped, and the exit
-    code does not change."""
+    """Drop further output if the reader of standard output stops reading, as `head` does. The exit code does not
+    change."""
     try:
         yield
         if sys.stdout is not None:
@@ -41,7 +41,7 @@ def unread_output() -> Iterator[None]:
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Make standard output raise OutputLost if it cannot be written. A reader that has closed the pipe raises
+    """Make standard output raise OutputLost if it cannot be written. If the reader has closed the pipe, a write raises
     BrokenPipeError as usual."""
     if sys.stdout is None:  # standard output was closed before the process began
         yield
@@ -90,8 +90,8 @@ class _Checked:
 
 
 def _drop_output() -> None:
-    """Redirect standard output to the null device. This drops buffered output too, which Python flushes when the
-    process ends."""
+    """Redirect standard output to the null device. Buffered output, which Python flushes when the process ends, is
+    dropped too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -101,8 +101,8 @@ def watched() -> bool:
 
 
 def printable(text: str) -> str:
-    """Return unchecked text with all unprintable characters escaped. Such characters could move the cursor, or look
-    like another line."""
+    """Return a text with all unprintable characters escaped, because such characters could move the cursor or look like
+    another line."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
@@ -110,7 +110,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return standard JSON. A number that JSON cannot represent becomes text: 1e999, read from a document, is "inf"."""
+    """Return a value as standard JSON. A number that JSON cannot represent becomes a text, such as "inf"."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:

@@ -7,8 +7,8 @@
 
 Promises
 - All three settings are chosen together, from the same state of the table, so that they fit each other.
-- A setting that the configuration names is never changed, and the other choices follow from it. With `source: mark`,
-  delivery is `barrier` for every table. With a delivery that does not fence a former leader, leadership is `neli`.
+- A setting that is not `auto` is never changed, and the other choices depend on it. With `source: mark`, delivery is
+  `barrier` for every table. With a delivery that does not fence a former leader, leadership is `neli`.
 - With several shards, leadership is `neli`: under `postgres` a single process leads all shards.
 """
 
@@ -43,15 +43,15 @@ class ReadingMode:
     reads_segments: bool
     """True: the native table is read in the order of its transaction ids, and its segments are maintained."""
     parks_rows: bool
-    """True: a record that can never be sent is moved to the table of parked records. False: at most its id is listed,
-    in the table of parked ids."""
+    """True: a record that can never be sent is moved to the table of parked records. False: the record stays in the
+    outbox, and at most its id is added to the table of parked ids."""
 
     @classmethod
     def of(
         cls, source: Source | Auto, delivery: Delivery | Auto, *, is_mapped: bool = False, stops: bool = False
     ) -> "ReadingMode":
         """Return the mode of a configuration. `is_mapped`: `columns` is set. `stops`: `parking` is `stop`. Raises
-        ValueError if `source` is `auto` and the layout of the table has to decide it."""
+        ValueError if `source` is `auto` and depends on the layout of the table."""
         used, _ = _source("mapped" if is_mapped else None, source, marks=False)
         marks = used == "mark"
         return cls(
@@ -90,7 +90,7 @@ def choose(
     marks: bool = False,
 ) -> Choices:
     """Return the source, delivery and leadership for a table. `table` may be None (unknown) if `source` is not `auto`.
-    `marks`: the program that embeds the harvester supplies its own parts, which mark records."""
+    `marks`: the program that embeds the harvester has replaced the source by its own code, which marks records."""
     used, why = _source(table, source, marks=marks)
     is_marked = ReadingMode.of(used, delivery).marks
     by, by_why = _delivery(delivery, marks=is_marked)

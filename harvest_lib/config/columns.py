@@ -47,19 +47,19 @@ Part = Annotated[str | Constant, BeforeValidator(_part)]
 
 
 class ColumnMapping(BaseModel):
-    """Columns or constants for the parts of a record. A part that is left out is read from the native table's column of
-    that name. Records have only the headers that are named here."""
+    """Columns or constants for the parts of a record. A part that is left out is read from a column with the name that
+    the part has in the native table. Records have only the headers that are named here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     id: Column = "id"
     """Column of the record's id: a whole number from a sequence, which rises with every record."""
     transaction_id: Column = "transaction_id"
-    """Column of type xid8 with the transaction that wrote the record."""
+    """Column of type xid8 with the id of the transaction that wrote the record."""
     kafka_topic: Part = "kafka_topic"
     kafka_key: Part = "kafka_key"
     kafka_value: Part = "kafka_value"
-    """The value is sent as Postgres' text of it; a bytea value is sent unchanged."""
+    """The value of the record. A bytea value is sent unchanged; a value of another type is sent as Postgres' text."""
     create_time: Column | None = None
     """Column of type timestamptz with the record's creation time, for the age of the backlog. Default: unknown."""
     headers: Mapping[Annotated[str, Field(min_length=1)], Part] = Field(default_factory=dict)

@@ -1,11 +1,11 @@
 """Connection string of Postgres: goharvest's `dataSource`, parsed by lib/pq's rules and passed to libpq.
 
 Both forms are accepted: `postgres://` URLs and `key=value` pairs. In pairs, spaces may surround `=`, values with spaces
-stand in single quotes, and a backslash escapes the next character. A single rule differs from lib/pq, which, like
-libpq, skips spaces after `=`, and so reads `password= dbname=postgres`, the default in goharvest's documentation, as
-the password `dbname=postgres`. Here, if a connection keyword and `=` follow such spaces, the value is empty: the
-example means no password and the database `postgres`. `user = bob` still means the user bob. A value that itself begins
-with a connection keyword and `=` has to be quoted.
+stand in single quotes, and a backslash escapes the next character. A single rule differs: lib/pq and libpq skip spaces
+after `=`. They read `password= dbname=postgres`, the default in goharvest's documentation, as the password
+`dbname=postgres`. Here a value is empty if a connection keyword and `=` follow the spaces, so the example means no
+password and the database `postgres`. `user = bob` still means the user bob. A value that itself begins with a
+connection keyword and `=` has to be quoted.
 
 As in lib/pq, a name that is not a connection keyword is a run-time parameter of the session (`search_path=billing`).
 """
@@ -44,8 +44,8 @@ _CHOICES = {
     "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     "load_balance_hosts": ("disable", "random"),
 }
-"""Values that libpq accepts, in libpq's spelling. libpq checks them only when it connects, and reports a wrong value as
-a failed connection, so they are checked here first."""
+"""Values that libpq accepts, in libpq's spelling. libpq would check a value only when it connects, and would report a
+wrong value as a failed connection, so values are checked here first."""
 
 _NAME = re.compile(r"(?P<name>[^\s=]+)\s*=(?P<spaces>\s*)")
 _QUOTED = re.compile(r"'(?P<value>(?:[^'\\]|\\.)*)'\s*", re.DOTALL)
@@ -73,8 +73,8 @@ class DataSource:
         """Parse a connection string.
 
         With `lib_pq_defaults`, missing parameters get goharvest's defaults: host localhost, port 5432, sslmode require,
-        each unless libpq's environment variable for it is set. Otherwise libpq completes missing parameters.
-        Raises ConfigError.
+        each unless libpq's environment variable for it is set. Without `lib_pq_defaults`, missing parameters stay
+        missing, and libpq completes them. Raises ConfigError.
         """
         is_url = re.match(r"postgres(ql)?://", text)
         if re.search("[\0\ud800-\udfff]", unquote(text) if is_url else text):
@@ -186,7 +186,7 @@ def _parse_url(text: str) -> dict[str, str]:
         parameters = {name: str(value) for name, value in conninfo_to_dict(base).items()}
         parameters |= dict(parse_qsl(query, strict_parsing=bool(query), errors="strict"))
     except (psycopg.Error, ValueError):
-        malformed = True  # their exceptions end here: they quote the text, password included
+        malformed = True  # the error is raised below, because this exception quotes the text, password included
     if malformed:
         raise _error(
             "is not a URL that libpq understands",
@@ -207,7 +207,7 @@ def _run_time_option(name: str, value: str) -> str:
 
 def _complete_as_lib_pq(parameters: dict[str, str]) -> None:
     if "service" in parameters:
-        return  # the service's own values, which only libpq can read, come before any default
+        return  # values of the service override defaults, and only libpq can read the service's file
     defaults = {"host": "localhost", "port": "5432", "sslmode": "require"}
     if parameters.get("hostaddr") or os.environ.get("PGHOSTADDR"):
         del defaults["host"]

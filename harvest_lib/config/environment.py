@@ -34,14 +34,14 @@ _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits", "columns")
 
 
 def environment_values(environ: Mapping[str, str], fields: Collection[str]) -> tuple[dict[str, Any], dict[Place, str]]:
-    """Return the values of fields that variables set, and the variable's name for each path of field names.
+    """Return two mappings: the values that variables set, by field name, and the variable's name by path of the value.
 
     Raises ConfigError for text that is not a JSON object where that is required, and if HARVEST_DATA_SOURCE and
     HARVEST_DSN differ.
     """
     values: dict[str, Any] = {}
     variables: dict[Place, str] = {}
-    for variable, text in sorted(environ.items()):  # a mapping sorts before its entries, so the entries override it
+    for variable, text in sorted(environ.items()):  # HARVEST_LIMITS comes first: HARVEST_LIMITS__… override its entries
         path = _path(variable, fields)
         if not path or not text:
             continue
@@ -86,7 +86,7 @@ def _plain(field: str, text: str) -> object:
 def _json_mapping(field: str, text: str, variable: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # JSONDecodeError, and a number of more digits than Python reads
+    except (ValueError, RecursionError):  # ValueError also for a number with more digits than Python can parse
         value = None  # the error is raised below, because this exception contains the text
     if not isinstance(value, dict):
         raise ConfigError(

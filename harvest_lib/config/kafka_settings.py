@@ -30,8 +30,8 @@ _ALIASES = {"metadata.broker.list": "bootstrap.servers", "max.in.flight": IN_FLI
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A promise that depends on a setting. The setting may only have an `allowed` value; without allowed values it must
-    not be set at all."""
+    """A promise that depends on a setting. The setting may only have one of the `allowed` values. If `allowed` is
+    empty, the setting must not be set at all."""
 
     promise: str
     allowed: frozenset[str] = frozenset()
@@ -155,7 +155,8 @@ class KafkaSettings(Mapping[str, object]):
 
 
 def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
-    """Return settings under their main names. Only aliases of settings that are read or merged here are replaced."""
+    """Return settings with the aliases in `_ALIASES` replaced by librdkafka's main names. Other aliases stay, because
+    this library neither reads nor merges the settings that they name."""
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 

@@ -14,7 +14,7 @@ from harvest_lib.config.spelling import goharvest_name
 _SHORTEST_SECONDS = 0.001
 
 _WITHOUT_EFFECT = ("send_concurrency", "send_buffer")
-"""Limits of goharvest that have no effect here: each shard has a single producer, and the only queue is the
+"""Limits of goharvest that have no effect here, because each shard has a single producer, and no queue except the
 producer's."""
 
 
@@ -55,11 +55,11 @@ class Limits(Settings):
     max_poll_interval_seconds: Seconds = Field(
         default_factory=lambda checked: checked["heartbeat_timeout_seconds"] / 2, ge=_SHORTEST_SECONDS
     )
-    """`maxPollInterval`: an upper bound of the default of `drainInterval`. It has no other effect, because the election
-    has a thread of its own. Default half of `heartbeatTimeout`."""
+    """`maxPollInterval`: limits the default of `drainInterval`. It has no other effect, because the election has a
+    thread of its own. Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: an upper bound of the default of `drainInterval`. It has no other effect, because marked records
-    do not queue for a sender. Default 30s."""
+    """`queueTimeout`: limits the default of `drainInterval`. It has no other effect, because marked records do not
+    queue for a sender. Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
@@ -69,8 +69,8 @@ class Limits(Settings):
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a statement that marked no record. Default 10ms."""
     max_in_flight_records: Count | None = Field(default=None, ge=1)
-    """`maxInFlightRecords`: maximum number of records of this process that are sent and not yet acknowledged, divided
-    equally among its shards. Default: no such limit; the size of batches is bounded in any case."""
+    """`maxInFlightRecords`: maximum number of records of this process that are sent and not yet acknowledged. The
+    shards of the process share it equally. Default: no such limit; the size of batches is bounded in any case."""
     send_concurrency: Count = Field(default=8, ge=1)
     """`sendConcurrency`: without effect. Default 8."""
     send_buffer: Count = Field(default=10, ge=0)
@@ -84,7 +84,8 @@ class Limits(Settings):
     @classmethod
     def checked(cls, values: object) -> object:
         """Construct Limits inside another model's validator. Problems raise pydantic's ValidationError instead of
-        ConfigError, so that the other model merges them with its own. A value that is no mapping is returned as is."""
+        ConfigError, so that the other model adds them to its own problems. A value that is not a mapping is returned
+        unchanged."""
         if not isinstance(values, Mapping):
             return values
         limits = cls.__new__(cls)

@@ -46,8 +46,8 @@ def _default_leader_topic(checked: Mapping[str, Any]) -> str:
 
 
 def default_checkpoint_topic(group: str, subscription: str) -> str:
-    """Return the default name of a subscription's checkpoint topic. Two pairs of group and subscription may have the
-    same name, if the group or the subscription contains dots."""
+    """Return the default name of a subscription's checkpoint topic. If names contain dots, two different pairs of group
+    and subscription may get the same topic name."""
     return f"{group}.{subscription}.checkpoint" if group else ""
 
 
@@ -82,19 +82,20 @@ class HarvestConfig(Settings):
     )
     """`baseKafkaConfig`: librdkafka settings for all clients. Default: bootstrap.servers localhost:9092."""
     producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
-    """`producerKafkaConfig`: librdkafka settings for the producers, which override the base settings. Default none."""
+    """`producerKafkaConfig`: librdkafka settings for the producers. They override the base settings. Default none."""
     leadership: Literal["auto", "neli", "postgres", "solo"] = "auto"
     """Leader election: `neli` elects through Kafka, `postgres` by a lock in the database, `solo` trusts that there is a
-    single process. `auto` is `postgres` if the table is only read, in a single shard, and the delivery fences a former
-    leader (`transactional`, `sequenced`), else `neli`. Default auto."""
+    single process. `auto` is `postgres` if the source only reads, there is a single shard, and the delivery fences a
+    former leader (`transactional`, `sequenced`). In all other cases `auto` is `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
-    """How records are read: `mark` marks and purges them; `snapshot` and `transaction_id` only read them, and need the
-    native table or `columns`. `auto` is `mark` for a table in goharvest's layout, else `snapshot`. Default auto."""
+    """How records are read. `mark` marks records and deletes them after delivery. `snapshot` and `transaction_id` only
+    read, and need a native table or the setting `columns`. `auto` is `mark` for a table in goharvest's layout, else
+    `snapshot`. Default auto."""
     delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
-    """How records are sent, which decides the duplicates of a key's records after a failure. `barrier`: the last record
-    may repeat. `pipelined`: several consecutive records may repeat. `transactional`: none, for readers of committed
-    records; it uses Kafka's transactions. `sequenced`: none, for readers with `harvest_lib.consume`; it uses no
-    transactions of Kafka. `auto` is `barrier` if the source marks, else `transactional`. Default auto."""
+    """How records are sent. This decides which records of a key are repeated after a failure. `barrier`: at most the
+    last record. `pipelined`: several consecutive records. `transactional`: no record, for readers of committed records;
+    it uses Kafka transactions. `sequenced`: no record, for readers with `harvest_lib.consume`; it uses no Kafka
+    transactions. `auto` is `barrier` if the source is `mark`, else `transactional`. Default auto."""
     subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """Name under which `snapshot` and `transaction_id` store their position; an outbox may have many subscriptions.
     Default `default`."""
@@ -118,14 +119,15 @@ class HarvestConfig(Settings):
     outbox_table: str = "outbox"
     """`outboxTable`: `table` or `schema.table`, spelled exactly as in Postgres' catalogue. Default `outbox`."""
     keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
-    """`keepSegments`: how long a segment of the native table is retained after it was closed, if every subscription has
-    passed it. A subscription can be rewound to retained segments. Default 24h."""
+    """`keepSegments`: how long a closed segment of the native table is retained, even if every subscription has passed
+    the segment. A subscription can be rewound to retained segments. Default 24h."""
     max_segment_age_seconds: Seconds = Field(default=86_400.0, ge=0)
-    """`maxSegmentAge`: maximum age of the first record of the current segment; then the next segment begins, so that
-    `keepSegments` takes effect on tables with few records too. 0: only used-up ids end a segment. Default 24h."""
+    """`maxSegmentAge`: the next segment begins when the first record of the current segment has this age. Thus
+    `keepSegments` takes effect on tables with few records too. 0: a segment ends only when its ids are used up. Default
+    24h."""
     database_limit_bytes: Count | None = Field(default=None, ge=1)
-    """`databaseLimitBytes`: size limit of the outbox's database, in bytes: the space on its disk. Writes beyond the
-    limit are not refused. The limit is a metric, so that an alert can predict a full disk. Default: none, no alert."""
+    """`databaseLimitBytes`: disk space for the outbox's database, in bytes. It is only reported as a metric, so that an
+    alert can predict a full disk; the harvester does not enforce it. Default: none, no alert."""
     columns: ColumnMapping | None = None
     """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: the table has the
     native or goharvest's layout."""
@@ -145,8 +147,8 @@ class HarvestConfig(Settings):
     Must be more than `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
 
     def __init__(self, _file: FileContents | None = None, *, _file_first: bool = False, **arguments: Any) -> None:
-        """Merge Python arguments, the environment and a file. Arguments override both. The environment overrides the
-        file, or the file overrides the environment with `_file_first`."""
+        """Merge Python arguments, the environment and a file. Arguments override the environment and the file. The
+        environment overrides the file; with `_file_first` the file overrides the environment."""
         file = _file or FileContents()
         environment, variables = environment_values(os.environ, type(self).model_fields)
         if _file_first:
@@ -165,9 +167,9 @@ class HarvestConfig(Settings):
     def delivery_timeout_seconds(self) -> float:
         """Maximum time that a record may wait in a producer's queue, retries included, before it is reported as failed.
 
-        It is `delivery.timeout.ms` of the Kafka settings, by default the heartbeat timeout, but at most
-        `expiry_seconds`. A leader that was frozen must find its queue expired when it resumes: after the session
-        timeout a successor may be sending, and records that the old leader sent then would arrive out of order.
+        The Kafka setting `delivery.timeout.ms` gives the time; its default is the heartbeat timeout. The time is at
+        most `expiry_seconds`, because the queue of a frozen leader must have expired when the leader resumes. After the
+        session timeout a successor may be sending, and late records of the old leader would arrive out of order.
         """
         wanted = self.limits.heartbeat_timeout_seconds
         for settings in (self.base_kafka_config, self.producer_kafka_config):
@@ -179,8 +181,8 @@ class HarvestConfig(Settings):
 
     @property
     def expiry_seconds(self) -> float:
-        """Return the maximum time of a record in a producer's queue: the session timeout less a second, or half of the
-        session timeout if that is more. After the session timeout a successor may be sending."""
+        """Upper bound of `delivery_timeout_seconds`: the session timeout less a second, or half of the session timeout,
+        whichever is more. The bound is below the session timeout, because a successor may be sending after that."""
         return max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
 
     @property
@@ -190,14 +192,14 @@ class HarvestConfig(Settings):
 
     @property
     def mode(self) -> ReadingMode:
-        """Return the effects of these settings on the tables. Raises ValueError if `source` is `auto` and the table has
-        to decide it."""
+        """Return the effects of these settings on the tables. Raises ValueError if `source` is `auto` and depends on
+        the table's layout."""
         mapped, stops = self.columns is not None, self.parking == "stop"
         return ReadingMode.of(self.source, self.delivery, is_mapped=mapped, stops=stops)
 
     def is_own_topic(self, topic: str) -> bool:
-        """Return True for the leader topic, and for the checkpoint topic of any subscription of the group, whatever
-        delivery the subscription has."""
+        """Return True for the leader topic, and for the checkpoint topic of each subscription of the group, even if the
+        subscription's delivery does not use that topic."""
         if topic == self.checkpoint_topic or (self.leadership in {"auto", "neli"} and topic == self.leader_topic):
             return True
         group, ending = self.leader_group_id, ".checkpoint"

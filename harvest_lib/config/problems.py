@@ -80,7 +80,7 @@ class Origins:
 
 
 def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
-    """Return a single error for all problems, ordered by line. Its attributes are those of the first problem."""
+    """Return a single error for all problems, ordered by line. The error's attributes describe the first problem."""
     errors = [_error(each, origins) for each in problems]
     errors.sort(key=lambda each: (each.line is None, each.line or 0))
     first = errors[0]

@@ -1,4 +1,4 @@
-"""Base class of the models of settings. It accepts both spellings of a field, reports all problems in a single error,
+"""Base class of all settings models. A model accepts both spellings of a field, reports all problems in a single error,
 is immutable, and hides secrets."""
 
 from collections.abc import Iterable, Mapping
@@ -27,8 +27,8 @@ class Settings(BaseModel):
         self._check(given, problems, Origins())
 
     def _check(self, values: Mapping[str, Any], problems: Iterable[Problem], origins: Origins) -> None:
-        """Set the fields from `values`, by field name. Raises ConfigError if a value is invalid or `problems` are
-        given."""
+        """Set the fields from `values`, a mapping by field name. Raises ConfigError if a value is invalid or `problems`
+        is not empty."""
         found = list(problems)
         try:
             super().__init__(**values)
@@ -81,7 +81,7 @@ def merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def paths(values: Mapping[str, Any]) -> set[Place]:
-    """Return the paths of all values; a mapping has a path for each of its entries."""
+    """Return the paths of all values. For a value that is a mapping, return the path of each of its entries instead."""
     found: set[Place] = set()
     for name, value in values.items():
         found |= {(name, str(key)) for key in value} if isinstance(value, Mapping) else {(name,)}

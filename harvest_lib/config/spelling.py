@@ -1,7 +1,7 @@
 """The two spellings of a setting, Python's and goharvest's.
 
-`limits.mark_query_records` is `limits.markQueryRecords` in a file. The field of a duration ends in `_seconds`; its name
-in a file does not, because the value there has a unit.
+`limits.mark_query_records` is `limits.markQueryRecords` in a file. The Python name of a duration ends in `_seconds`.
+The name in a file has no such ending, because the value in a file has a unit.
 """
 
 from pydantic import BaseModel
@@ -11,11 +11,11 @@ _ALSO = {"receiveDeadline": "heartbeat_timeout_seconds"}  # the name goharvest's
 
 
 def goharvest_name(field_name: str) -> str:
-    """Spell a field as goharvest's files do."""
+    """Return the name of a field in goharvest's spelling."""
     if field_name in _IRREGULAR:
         return _IRREGULAR[field_name]
     if not field_name.islower():
-        return field_name  # no field's name, so it is left as it was written
+        return field_name  # an unknown key is returned as it was written
     first, *rest = field_name.removesuffix("_seconds").split("_")
     return first + "".join(word.capitalize() for word in rest)
 

@@ -25,7 +25,7 @@ from harvest_lib.errors import ConfigError
 from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
 _NAMES = {(): goharvest_names(HarvestConfig), ("limits",): goharvest_names(Limits)}
-"""For each path of a mapping of fields: the field's name by its spelling in a file."""
+"""Field names by their spelling in a file, for the top of the configuration and for the mapping `limits`."""
 _KAFKA = ("base_kafka_config", "producer_kafka_config")
 _MAPPINGS = {*_NAMES, *((name,) for name in _KAFKA)}
 _NAMES_IN_KAFKA = {"client.id", "client.rack", "sasl.username"}
@@ -47,7 +47,7 @@ class ReaperFile:
 def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments: Any) -> ReaperFile:
     """Load a file. Environment variables override the file, and `arguments` (fields of HarvestConfig) override both.
 
-    With `file_first` the file overrides the environment: a process may have several files, but a single environment.
+    With `file_first` the file overrides the environment, for a process that loads several files.
 
     Raises ConfigError with all problems; its `source`, `line` and `field` belong to the first problem.
     """
@@ -94,8 +94,8 @@ class _Reader(YamlReader):
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        """Read a mapping where the model has a mapping. Any other list or mapping becomes `()`, which no field accepts,
-        so the model reports it."""
+        """Return the value of a node. A mapping or list at a place where the model has neither becomes `()`: no field
+        accepts `()`, so the model reports a problem."""
         self.lines[path] = line_of(node)
         if path in _MAPPINGS:
             return super().value(node, path) if self.is_mapping(node, path) else ...
@@ -106,7 +106,7 @@ class _Reader(YamlReader):
         return ()
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of a mapping: by field name if its keys are fields, else by the keys of the file."""
+        """Return the values of a mapping. The keys are field names for a mapping of fields, else the file's keys."""
         if path in _NAMES:
             entries = self._by_field(entries, path)
         return super().mapping(entries, path)
@@ -129,8 +129,8 @@ class _Reader(YamlReader):
         return found
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Read the value of a scalar node. Where goharvest has text the result is text, even if YAML would make a
-        number of it. A duration without a unit is a problem."""
+        """Return the value of a scalar node. If goharvest's field is a text, return text, even if YAML would read a
+        number. A duration without a unit is a problem."""
         field, name = path[0], path[-1]
         in_kafka = field in _KAFKA
         if node.tag == NULL:

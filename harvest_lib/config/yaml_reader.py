@@ -25,8 +25,8 @@ deeply."""
 class YamlReader:
     """Reader of a YAML file. The path of a value consists of mapping keys and of list indexes from 0.
 
-    `needed` names the minimum contents, for the error of an empty file. Raises ConfigError if the file is not YAML or
-    not a mapping. A subclass defines how scalars are read, and the meaning of a mapping's keys.
+    The error for an empty file shows `needed`, the minimum contents of a file. Raises ConfigError if the file is not
+    YAML or not a mapping. A subclass defines how scalars are read, and the meaning of a mapping's keys.
     """
 
     def __init__(self, path: Path, *, needed: str) -> None:
@@ -36,7 +36,8 @@ class YamlReader:
         self.problems: list[Problem] = []
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node and of all nodes below it, and store their lines. `...` if it has no value."""
+        """Return the value of a node, with the values of all nodes below it, and store the line of each. Return `...`
+        for a node without a value."""
         self.lines[path] = line_of(node)
         if isinstance(node, yaml.MappingNode):
             return self.mapping(self.entries(node, path), path)
@@ -65,8 +66,8 @@ class YamlReader:
             return ...
 
     def entries(self, node: yaml.MappingNode, path: Place) -> dict[str, yaml.Node]:
-        """Return the nodes of a mapping's values by key, with the entries that `<<` merges. Each value gets the line of
-        its key. Keys that are given twice, or are not text, are noted as problems."""
+        """Return the value nodes of a mapping by key, including the entries that `<<` merges into it. As the line of a
+        value, the line of its key is used. Keys that are given twice, or are not text, are noted as problems."""
         first: dict[str, int] = {}
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE:
@@ -102,7 +103,8 @@ class YamlReader:
         self.problems.append(replace(problem, line=line_of(node), written=written))
 
     def spelled(self, _path: Place) -> str:
-        """Return a path as spelled in the file; empty if the error derives the spelling from the field names."""
+        """Return a path as spelled in the file. If the text is empty, as here, the error derives the spelling from the
+        field names; a subclass may override this."""
         return ""
 
 
@@ -154,14 +156,14 @@ def _read_text(path: Path) -> str:
 
 
 def _without_values(problem: str) -> str:
-    """Return yaml's message, which quotes single characters of the file at most. A message that would quote names from
-    the file is replaced."""
+    """Return yaml's message about a problem. A message that would quote names from the file is replaced by another
+    text; other messages of yaml quote at most single characters."""
     if any(quoted in problem for quoted in ("alias", "anchor", "tag")):
         return "an unquoted value begins with `*`, `&` or `!`, which have a meaning in YAML"
     return problem
 
 
 def _not_a_mapping(path: Place) -> Problem:
-    """Return the problem of a value that is not a mapping where settings are expected."""
+    """Return the problem that the value at `path` should be a mapping of settings, but is not."""
     subject = "" if path else "the configuration "
     return Problem(path=path, message=f"{subject}is not a mapping", remedy="write `key: value` lines")

@@ -20,8 +20,8 @@ _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """An ACL: it permits an operation on a resource to a principal, or denies it if `denied`. If `prefixed`, it applies
-    to all resources whose name begins with `name`."""
+    """An ACL. It permits an operation on a resource to a principal; with `denied` it denies the operation. With
+    `prefixed` it applies to all resources with a name that begins with `name`."""
 
     principal: str
     resource: Resource
@@ -44,9 +44,9 @@ def harvester_acls(
 ) -> list[Acl]:
     """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` is a prefix.
 
-    With `creates` the harvester may create its topics for election and checkpoints, otherwise they have to exist. With
-    `reads_group` it may read the members of the group: `leadership: auto` reads them before it uses the lock in
-    Postgres.
+    With `creates` the harvester may create its topics for election and checkpoints. Without `creates` these topics have
+    to exist. With `reads_group` the harvester may read the members of the group, because `leadership: auto` reads them
+    before it uses the lock in Postgres.
     """
     wanted = list(_harvester(config, topics, creates=creates))
     if reads_group and config.leadership == "postgres":

@@ -1,4 +1,4 @@
-"""Adds to errors of missing rights the GRANT that the role lacks. For tables other than an outbox's tables."""
+"""Adds the missing GRANT to errors about missing rights, for tables other than an outbox's tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

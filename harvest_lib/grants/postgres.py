@@ -3,12 +3,12 @@
 Promises
 - A script first revokes the roles' grants on the outbox's tables, so that it may be run again. Row-level policies
   remain until another run replaces them.
-- Nothing is revoked from a role that owns a table, whether by itself, by membership or as a superuser.
-- If a role does not exist, only the part of this role is skipped, with a warning.
+- Nothing is revoked from a role that has the rights of a table's owner: the owner, members of the owner, superusers.
+- If a role does not exist, the script skips only the statements for this role, with a warning.
 - If row-level security is on, harvester and reader get a policy that shows all rows.
 - Writers may insert the columns of a message. They cannot set an id, a mark or a transaction id, and cannot read.
 - If a writer has a list of topics, Postgres refuses its rows for other topics, whatever program the writer runs.
-- psycopg quotes names and values. None of them is in a comment, because a line break in it would end the comment.
+- psycopg quotes names and values. No name or value is in a comment, because a line break would end the comment.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -134,7 +134,7 @@ def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
 class Grants:
     """The roles of an outbox, and the script of their grants. A role with an empty name is left out. `writers` maps a
     role to the topics that it may write, None for all topics. `subscriptions` are the subscriptions that the harvester
-    may lead; empty for all. `has_column_mapping`: the table has another layout; then its writers are left out."""
+    may lead; empty for all. `has_column_mapping`: the table has another layout, so writers are left out."""
 
     outbox: OutboxTable
     mode: ReadingMode
@@ -288,8 +288,8 @@ def _names(role: str, table: OutboxTable) -> dict[str, sql.Composable]:
 
 
 def _sees_all(table: OutboxTable, role: str, operations: Literal["FOR ALL", "FOR SELECT"]) -> sql.Composed:
-    """Return the statement that, if row-level security is on, creates a policy that shows all rows of a table to a
-    role."""
+    """Return a statement that creates a policy by which a role sees all rows of a table. If the table's row-level
+    security is off, the statement does nothing."""
     policy = sql.SQL("\n").join(
         sql.SQL("  {};").format(each) for each in _policy(table, role, operations, using=sql.SQL("true"))
     )

@@ -1,8 +1,9 @@
-"""Checks that partitions still have the record that was read last. A log that lost its end has another record there.
+"""Checks that each partition still has the record that was read last. If the partition's log lost its end, another
+record, or no record, is at that offset.
 
-A reader checks when it starts, and when brokers answer again after all brokers were unavailable: the brokers may have
-been restored, together with their leader epochs. The check has no result for a record that retention removed, or that
-compaction may have removed, because the topic's policy is `compact` or cannot be read.
+A reader checks when it starts. It also checks when brokers answer again after all brokers were unavailable, because the
+brokers may have been restored, together with their leader epochs. The check has no result for a record that retention
+removed, or that compaction may have removed, because the topic's policy is `compact` or cannot be read.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ _POLL_SECONDS = 0.2
 
 
 class BrokersLost:
-    """An `error_cb` that records in `is_noted` that all brokers became unavailable. It passes all errors to `then`."""
+    """An `error_cb` that sets `is_noted` when all brokers have become unavailable. It passes all errors to `then`."""
 
     def __init__(self, then: Callable[[KafkaError], object] | None = None) -> None:
         self.is_noted = False
@@ -37,15 +38,15 @@ class BrokersLost:
 def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, LastRead]) -> Mapping[Place, str]:
     """Return the evidence for each partition whose log was replaced since it was read.
 
-    The offsets of `lasts` must be within the offsets that the partitions have. The client must report the ends of
-    partitions (`enable.partition.eof`). Its assignment is empty afterwards, even after an error. Raises KafkaException,
-    also if a record does not arrive in time.
+    Each offset in `lasts` must be within the offsets of its partition. The client must report the ends of partitions
+    (`enable.partition.eof`). The client's assignment is empty after the call, even after an error. Raises
+    KafkaException if a request fails or a record does not arrive in time.
     """
     client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
     try:
         found, gone = _compared(client, lasts)
     finally:
-        client.resume([TopicPartition(*place) for place in lasts])  # otherwise they stay paused when assigned again
+        client.resume([TopicPartition(*place) for place in lasts])  # else a later assignment would start paused
         client.unassign()
     return {**found, **_not_compacted(settings, gone)}
 
@@ -89,8 +90,8 @@ def _require_good(record: Any) -> None:
 
 
 def _not_compacted(settings: Mapping[str, object], gone: Mapping[Place, str]) -> dict[Place, str]:
-    """Return the entries of `gone` for topics with the policy `delete`: only retention removes records there, and only
-    from the beginning of the log."""
+    """Return the entries of `gone` for topics with the policy `delete`. In such a topic only retention removes records,
+    and only from the beginning of the log."""
     if not gone:
         return {}
     with AdminClient(client_settings(settings)) as admin:

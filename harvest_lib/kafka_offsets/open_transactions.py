@@ -30,7 +30,7 @@ _SHOWN = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedPartition:
     """A partition with an open transaction. The transaction began at the offset `since`, where committed records end.
-    `behind` is the number of offsets from there to the end of the partition."""
+    `behind` is the number of offsets from `since` to the end of the partition."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ def settled_ends(
     """Return the current end of each partition, after all transactions in front of the ends were committed or aborted.
 
     Waits up to `patience_seconds` for transactions that are open now. Raises TransactionOpen if a transaction is still
-    open then, KafkaUnavailable or KafkaAccessDenied.
+    open after that time. Also raises KafkaUnavailable and KafkaAccessDenied.
     """
     if not places:
         return {}
@@ -92,8 +92,8 @@ class OpenTransactionWatch:
         self._look_at = boot_seconds() + LOOK_SECONDS
 
     def look(self, positions: Mapping[Place, int]) -> None:
-        """Compare the reader's next offset of each partition with the offset at the last comparison. May be called at
-        any rate, because it compares every 30 seconds. It queries no broker."""
+        """Compare the reader's next offset of each partition with the offset at the previous comparison. May be called
+        at any rate, because a call within 30 seconds of a comparison has no effect. Queries no broker."""
         if boot_seconds() < self._look_at:
             return
         self._look_at = boot_seconds() + LOOK_SECONDS

@@ -49,10 +49,10 @@ class Authority:
         )
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = ()) -> Certificate:
-        """Sign a certificate for `CN=name` and the host names of a server. It replaces an earlier certificate of the
-        name."""
+        """Sign a certificate for `CN=name`, with a server's host names `hosts`. The new certificate replaces an earlier
+        certificate of the name."""
         authority = CA.from_pem(self.certificate.read_bytes(), self._key_file.read_bytes())
-        # Without hosts the name is the alternative name, because OpenSSL refuses an empty list of alternative names.
+        # Without hosts, `name` is the only alternative name, because OpenSSL refuses an empty list.
         issued, files = authority.issue_cert(*(hosts or (name,)), common_name=name), self.files(name)
         key = _pkcs8(issued.private_key_pem.bytes())
         chain = "".join(each.bytes().decode() for each in issued.cert_chain_pems)

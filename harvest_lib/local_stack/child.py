@@ -2,19 +2,20 @@
 
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
-This file is run by path, not by module: then it imports nothing of the library, and costs only the start of a bare
-interpreter (about 20 ms). It takes three steps before it replaces itself with COMMAND by `exec`:
+This file is run by path, not by module, so that nothing else of the library is imported, and only a bare interpreter
+starts (about 20 ms). The program takes three steps before it replaces itself with COMMAND by `exec`:
 
 1. With `--user`, it changes to that user, because Postgres refuses to run as root.
 2. With `--reach`, it keeps the capability to enter folders that are closed to that user, so that a server below `/root`
    or another private folder can read its own binaries and data.
-3. It requests that the kernel sends signal N (9 by default) when the parent dies. This step is last, because a change
-   of user clears the request. Afterwards it checks the parent, which may have died before the request.
+3. It requests that the kernel sends signal N (9 by default) to COMMAND when the parent dies. This step is last, because
+   a change of user clears the request. The step ends with a check that the parent did not die before the request.
 
 For the kernel the parent is a *thread*: start servers from a thread that lives as long as the servers. Step 3 exists
 only on Linux. On other systems the servers of a killed parent continue to run.
 
-Only its user can read the files that the command creates. Signals that the parent ignores get their default action.
+Only the user that runs COMMAND can read the files that it creates. Signals that the parent ignores get their default
+action.
 
 Exit code 125 means that a step failed; standard error names the step.
 """
@@ -40,7 +41,7 @@ _NOT_INHERITED = (
 """Signals that get their default action: a server must not ignore a signal because its parent does."""
 
 _OWNER_ONLY = 0o077
-"""Umask of servers: only their user can read their files, which contain records."""
+"""Umask of servers. Their files contain records, so only the user that runs the server can read them."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
@@ -95,8 +96,8 @@ def _check_parent(expected: int) -> None:
 def become(uid: int, gid: int, *, reach: bool) -> None:
     """Change to a user permanently. With `reach`, keep the capability to enter folders that are closed to the user."""
     if reach:
-        # PR_SET_KEEPCAPS is not enough. Postgres examines its own binaries with access(2), which, without this bit,
-        # checks only the user and ignores the capabilities of the process.
+        # PR_SET_KEEPCAPS is not enough, because Postgres examines its own binaries with access(2). Without this bit
+        # access(2) checks only the user and ignores the capabilities of the process.
         _prctl("keep capabilities over a change of user", _PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -107,8 +108,8 @@ def become(uid: int, gid: int, *, reach: bool) -> None:
 
 
 def _keep_only(capability: int) -> None:
-    # The permitted and the ambient set must be equal. Otherwise exec counts as privileged, and the kernel clears the
-    # parent-death signal.
+    # The permitted and the ambient set must be equal. If they differ, exec counts as privileged, and the kernel clears
+    # the parent-death signal.
     mask = 1 << capability
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     sets = (_CapabilitySet * 2)(_CapabilitySet(mask, mask, mask), _CapabilitySet(0, 0, 0))

@@ -23,7 +23,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A running stack: its addresses and servers. `pid` and `started` identify the process that holds the stack."""
+    """A running stack: its addresses and servers. `pid` and `started` identify the process that runs the stack."""
 
     dsn: str
     bootstrap_servers: str
@@ -48,7 +48,8 @@ class Description:
 
 
 def running(state: Path) -> Description | None:
-    """Return the stack that is up in a state folder; None if there is none. A file that a crash left does not count."""
+    """Return the stack that is up in a state folder; None if no stack is up. A file that a crash left does not
+    count."""
     try:
         content = json.loads((state / "stack.json").read_text())
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Downloads Java libraries by their Maven coordinates, once, into the cache of downloads that a user's clones share.
+"""Downloads Java libraries by their Maven coordinates, once, into a cache that all clones of a user share.
 
-The Ivy inside pyspark resolves and downloads; its own cache is in the same folder. A set of jars appears atomically: it
-is resolved in a temporary folder next to its final folder, then renamed. A lock excludes other processes. A set that
-exists is never resolved again.
+The Ivy inside pyspark resolves and downloads the jars; Ivy's own cache is in the same folder. A set of jars appears
+atomically: the jars are downloaded to a temporary folder next to the final folder, then the folder is renamed. A lock
+excludes other processes. A set that exists is never resolved again.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """Finds a Java runtime that both Kafka and Spark run on: the machine's own, else the runtime of a wheel.
 
-Java 17 to 21 is accepted: Spark 4.1 needs at least 17 and is not tested beyond 21. The wheel's runtime lacks a module
-that Spark's launcher requests by name; a `bin/java` script in the state folder removes that option.
+Java 17 to 21 is accepted, because Spark 4.1 needs at least 17 and is not tested beyond 21. The wheel's runtime lacks a
+module that Spark's launcher requests. For this runtime, a script `bin/java` in the state folder removes the request.
 """
 
 import importlib.util

@@ -1,10 +1,10 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each both broker and controller.
 
 Every broker has two listeners: `bootstrap_servers` without authentication, and `sasl_bootstrap_servers` with SASL/PLAIN
-for a user with a generated password. Detours add listeners that advertise other addresses, so that a
-proxy can break connections. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
-automatically. Topics are replicated to all brokers. Data persists between runs, separately for each version, number of
-brokers, and secured or not.
+for a user with a generated password. Detours are additional listeners that advertise other addresses, so that a proxy
+can break connections. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
+automatically. Topics are replicated to all brokers. Data persists between runs. Each combination of version, number of
+brokers, and secured or unsecured has its own data.
 """
 
 import base64
@@ -66,9 +66,9 @@ class KafkaCluster:
         """Only set the parameters. Nothing is written or started yet.
 
         `detours` maps a name to the advertised ports of 127.0.0.1 (or addresses) of an additional listener, a port for
-        each broker. A proxy of yours must forward them to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
-        this listener do not authenticate. `security` replaces all listeners by its own. With `acls` an
-        authenticated client has only granted rights, and a client without authentication has all rights. Without
+        each broker. Your proxy must forward these ports to `ports["name-1"]`, `ports["name-2"]` and so on. Clients of
+        this listener do not authenticate. With `security` the cluster has only the listeners of `security`. With `acls`
+        an authenticated client has only granted rights, and a client without authentication has all rights. Without
         `optimized` a broker uses less CPU in its first minutes, and more later.
         """
         if version not in VERSIONS:
@@ -87,7 +87,7 @@ class KafkaCluster:
         """The processes, broker 1 first. They may be killed or frozen individually; `start_broker` restarts one."""
         self.ports: dict[str, int] = {}
         self.detours: Mapping[str, Sequence[int | str]] = dict(detours or {})
-        """As in the constructor; may be changed before `prepare`."""
+        """The `detours` of the constructor. They may be changed before `prepare`."""
         self._parts = parts or state
         self._security = security
         self._acls = acls
@@ -96,12 +96,12 @@ class KafkaCluster:
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
         self._starts = 0
-        """Number of starts since the constructor; 0 once the cluster was ready. Then clients may know the ports, so a
-        restart must not change them."""
+        """Number of starts since the cluster was last ready. Clients may know the ports of a cluster that was ready, so
+        the ports must not change after that."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Bootstrap servers of the listener without authentication; in a secured cluster, of the listener for SCRAM."""
+        """Bootstrap servers of the listener without authentication. In a secured cluster: of the listener for SCRAM."""
         return ",".join(f"127.0.0.1:{self.port(number)}" for number in self._numbers)
 
     @property
@@ -116,7 +116,8 @@ class KafkaCluster:
 
     @property
     def operator_settings(self) -> dict[str, str]:
-        """The client settings of a user with all rights: the operator of a secured cluster, else the anonymous user."""
+        """The client settings of a user with all rights: in a secured cluster the user `operator`, in an unsecured
+        cluster the anonymous user."""
         if self._security is None:
             return {"bootstrap.servers": self.bootstrap_servers}
         return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
@@ -143,8 +144,8 @@ class KafkaCluster:
         self.await_ready()
 
     def prepare(self) -> None:
-        """Download jars, choose ports and write the configuration. Start to format new data in the background, which
-        takes about a second."""
+        """Download jars, choose ports and write the configuration. Start to format new data folders in the background;
+        formatting takes about a second."""
         java_home = find_java(self._parts)
         jars = resolve(kafka_jars(self.version), self._parts, java_home)
         self._java = [java_home / "bin" / "java", *self._options, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
@@ -183,8 +184,8 @@ class KafkaCluster:
         self.brokers[number - 1].spawn(command, environment=java_environment())
 
     def await_ready(self) -> None:
-        """Wait until every broker has joined and answers clients. If another process took a chosen port, restart the
-        cluster on other ports, unless clients may know the ports already. Raises StackError."""
+        """Wait until every broker has joined and answers clients. If another process took a chosen port, and clients
+        cannot know the ports yet, restart the cluster on other ports. Raises StackError."""
         while True:
             try:
                 self._await_brokers()
@@ -240,8 +241,8 @@ class KafkaCluster:
         shutil.rmtree(self.data(number), ignore_errors=True)
 
     def answers(self) -> bool:
-        """Return True if a client sees all brokers in this cluster's metadata. The metadata of another cluster, on the
-        same ports, does not count."""
+        """Return True if a client sees all brokers in this cluster's metadata. Return False if another cluster answers
+        on the same ports."""
         with AdminClient({**self.operator_settings, "log_level": 0}) as admin:
             try:
                 seen = admin.list_topics(timeout=2)

@@ -23,14 +23,14 @@ def broker_properties(
     start_seconds: int,
 ) -> str:
     """Return the text of a broker's properties file. `controllers` has the controller port of each broker. `listeners`
-    and `advertised` map listener names to addresses, and `access` has their security settings. A broker may take
-    `start_seconds` to join."""
+    and `advertised` map listener names to addresses, and `access` has the security settings of the listeners. A broker
+    may take `start_seconds` to join the cluster."""
     replicas = len(controllers)
     voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(controllers, 1))
     settings = {
         "process.roles": "broker,controller",
         "node.id": number,
-        # The voters are set here, and not in the data, so that a port may change between two runs.
+        # The voters are set here, not in the formatted data, so that a port may change between two runs.
         "controller.quorum.voters": voters,
         "controller.listener.names": "CONTROLLER",
         "listeners": _addresses(listeners),
@@ -52,8 +52,8 @@ def broker_properties(
         # The default is a minute, after which a broker exits. On a busy machine the registration may take longer.
         "initial.broker.registration.timeout.ms": 1000 * start_seconds,
         # With several brokers the session is short, because a crashed broker may only rejoin after its old session has
-        # ended. If a busy machine delays a broker for longer than its session, it gets no new topics for a moment. A
-        # single broker has a long session, because no other broker could get them.
+        # ended. If a busy machine delays a broker for longer than its session, the broker gets no new topics for a
+        # moment. A single broker has a long session, because no other broker could get the topics.
         **(_OF_ONE if replicas == 1 else {"broker.session.timeout.ms": 4000, "broker.heartbeat.interval.ms": 500}),
         # The default would be half of the heap, see `_JVM` of `kafka`.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,

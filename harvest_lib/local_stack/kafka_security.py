@@ -21,8 +21,8 @@ AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSecurity:
-    """The files of a secured cluster: the authority's certificate, certificates by name, and the folder with the users'
-    passwords. The user `operator` has all rights."""
+    """The files of a secured cluster: the authority's certificate, the certificates by user or server name, and the
+    folder with the users' passwords. The user `operator` has all rights."""
 
     authority: Path
     certificates: Mapping[str, Certificate]
@@ -81,8 +81,8 @@ class KafkaSecurity:
 
 
 def unsecured_settings(roles: Sequence[str], password: str, *, acls: bool) -> dict[str, object]:
-    """Return the security settings of brokers without TLS. Each role is a listener; only the listener `sasl` requires
-    authentication, and has a single user with this password."""
+    """Return the security settings of brokers without TLS. Each of `roles` is a listener. Only the listener `sasl`
+    requires authentication; its single user has this password."""
     login = f'PlainLoginModule required user_{SASL_USER}="{password}";'
     return {
         **({"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if acls else {}),

@@ -1,4 +1,4 @@
-"""Finds the lines of a server's log that explain why it ended: errors, not the messages of the shutdown after them."""
+"""Finds the lines of a log that explain why a server ended: errors, not the messages of the shutdown after them."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ _TIME = re.compile(r"^[\d:., T+-]{19,}Z?( [A-Z]{3,4})?\s*")
 
 
 def said_since(log: Path, start: int) -> str:
-    """Return the text of a log from a byte position on; at most its last 512 KiB."""
+    """Return the text of a log from the byte position `start` on, at most the last 512 KiB of the log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:

@@ -16,8 +16,8 @@ def kept_secret(file: Path) -> str:
 
 
 def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
-    """Return the SCRAM verifier of a password, to send instead of the password, which could get into the server's
-    log."""
+    """Return the SCRAM verifier of a password. Statements contain the verifier instead of the password, because the
+    server may log them."""
     return connection.pgconn.encrypt_password(
         password.encode(), connection.info.user.encode(), b"scram-sha-256"
     ).decode()

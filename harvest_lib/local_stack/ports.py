@@ -1,8 +1,8 @@
 """Chooses ports on 127.0.0.1, and reuses them in later runs unless another process has taken them.
 
-Ports are below the ephemeral range: a server binds its port seconds after the choice, and on a busy machine an outgoing
-connection could have taken an ephemeral port by then. Other processes of this user that choose ports with this module
-skip the ports that this process has chosen, until it ends.
+Ports are below the ephemeral range, because a server binds its port seconds after the choice, and on a busy machine an
+outgoing connection could have taken an ephemeral port by then. Until this process ends, other processes of this user
+that choose ports with this module skip the ports that this process has chosen.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ _chosen: set[int] = set()
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
-    """Return a free port for each name: the port in the file if it is still free, else a new port. The ports are
-    written to the file."""
+    """Return a free port for each name. The port from the file is used if it is still free, else a new port. The ports
+    are written to the file."""
     known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports: dict[str, int] = {}
     with ExitStack() as held:  # each port stays bound until all are chosen, so that no port is chosen twice
@@ -53,8 +53,8 @@ def accepts(port: int) -> bool:
 
 
 def occupant(port: int) -> str:
-    """Return a text about the process that listens on the port; empty if no process does. The process's name and id are
-    missing if this user may not see them."""
+    """Return a text about the process that listens on the port; empty if no process listens. The text lacks the name
+    and id of the process if this user may not see them."""
     try:
         found = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
         listening = [each for each in found if each.status == psutil.CONN_LISTEN]
@@ -84,7 +84,7 @@ def _bind(port: int) -> socket.socket | None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers: a port in TIME_WAIT is free
     try:
         listener.bind(("127.0.0.1", port))
-        listener.listen()  # with SO_REUSEADDR only a listening socket keeps its port from other processes
+        listener.listen()  # with SO_REUSEADDR another process could bind the port of a socket that does not listen
     except OSError:
         listener.close()
         return None
@@ -109,8 +109,8 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _reservations() -> int | None:
-    """Open the file of reservations: a lock on byte N of the file reserves port N. Return its descriptor; None if it
-    cannot be opened or belongs to another user."""
+    """Open the file of reservations, in which a lock on byte N reserves port N. Return the file's descriptor; None if
+    the file cannot be opened or belongs to another user."""
     place = Path(tempfile.gettempdir()) / f"harvest-ports-{os.getuid()}"
     try:
         file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

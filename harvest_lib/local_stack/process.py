@@ -1,7 +1,7 @@
-"""A server process with its output in a log file. It is started through `child`, so that it never outlives this
-process.
+"""A server process with its output in a log file. The module `child` starts the server, so that the server never
+outlives this process.
 
-Start it from a thread that lives as long as the server, because the kernel ends the server when that thread ends.
+Start the server from a thread that lives as long as the server, because the kernel ends the server with that thread.
 """
 
 import os
@@ -23,7 +23,7 @@ from harvest_lib.local_stack.state import make_folder, private_log
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 10
 _STANDS_STILL = {"T", "t", "Z", "X"}
-"""States in /proc of a thread that does not run any more: stopped, traced, ended."""
+"""States in /proc of a thread that does not run: stopped (T), stopped by a tracer (t), ended (Z, X)."""
 _LOG_BYTES = 16 * 1024 * 1024
 
 
@@ -73,8 +73,8 @@ class ServerProcess:
         user: "Identity | None" = None,
         paths: Sequence[Path] = (),
     ) -> None:
-        """Start the command without waiting. With `user` it runs as that user, and can read `paths` even if the user
-        may not enter their folders."""
+        """Start the command without waiting. With `user` the command runs as that user, and can read `paths` even if
+        the user may not enter the folders above them."""
         make_folder(self.log.parent)
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
@@ -91,8 +91,8 @@ class ServerProcess:
             )
 
     def await_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Wait until `ready()` returns True. Raises StackError, with errors from the log, if the process ends first or
-        the time is over."""
+        """Wait until `ready()` returns True. Raises StackError, with errors from the log, if the process ends before
+        that or `seconds` have passed."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.require_running()
@@ -144,8 +144,8 @@ class ServerProcess:
         self._process = None
 
     def suspend(self) -> None:
-        """Freeze the process by SIGSTOP, and wait until each of its threads has stopped. On a busy machine some threads
-        continue for a moment, even after the first thread has stopped."""
+        """Freeze the process by SIGSTOP, and wait until all of its threads have stopped. On a busy machine other
+        threads continue for a moment after the first thread has stopped."""
         if self.pid is None:
             return
         psutil.Process(self.pid).suspend()
@@ -200,8 +200,8 @@ def through_child(
     user: Identity | None = None,
     paths: Sequence[Path] = (),
 ) -> list[str]:
-    """Return a command that runs `command` through `child`: it ends when this process ends. With `user` it runs as that
-    user, and can reach the command and `paths` even if the user may not enter their folders."""
+    """Return a command that runs `command` through `child`, so that `command` ends when this process ends. With `user`,
+    `command` runs as that user, and can read `paths` even if the user may not enter the folders above them."""
     wrapped = [sys.executable, "-I", "-S", str(Path(child.__file__).resolve()), "--parent", str(os.getpid())]
     wrapped += ["--signal", str(int(end_signal))]
     if user:

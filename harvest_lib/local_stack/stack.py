@@ -4,9 +4,9 @@
         connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
 
 Servers that the environment names (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) replace the stack's own servers. Only one
-stack at a time can use a state folder. On Linux the servers end with the process that started them, even if it is
-killed; their data stays for the next run. Start the stack from a thread that lives as long as the stack, because the
-kernel ends the servers when that thread ends.
+stack at a time can use a state folder. On Linux the servers end with the process that started them, even if that
+process is killed. The servers' data stays for the next run. Start the stack from a thread that lives as long as the
+stack, because the kernel ends the servers when that thread ends.
 """
 
 import os
@@ -36,7 +36,8 @@ class Services(Protocol):
     """Services that use the servers of a stack. They start after the servers, and end before the servers."""
 
     def start(self, *, dsn: str, bootstrap_servers: str) -> None:
-        """Start all services and wait until they serve. Raises StackError; then `stop` ends the services that run."""
+        """Start all services and wait until they serve. Raises StackError. After an error, `stop` ends the services
+        that run."""
 
     def revive(self) -> list[str]:
         """Restart the services that ended by themselves, and return their names."""
@@ -72,9 +73,9 @@ class Stack:
 
         `state` is the folder for data and logs (`.harvest` by default), and `parts` the folder for downloads such as
         jars (the state folder by default). `fresh` removes the data of earlier runs first. Without `durable` Postgres
-        does not wait for the disk, and Kafka is not `optimized`. `secure`: only clients with TLS and a user are
-        accepted, see the module `secure`; raises StackError if the environment names other servers. `acls`: see
-        `KafkaCluster`. `services` use both servers.
+        does not wait for the disk, and Kafka is not `optimized`. With `secure` the servers accept only clients that use
+        TLS and authenticate, see the module `secure`; raises StackError if the environment names other servers. `acls`:
+        see `KafkaCluster`. `services` are started after the servers.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -115,8 +116,8 @@ class Stack:
     def start(self) -> None:
         """Start the servers that the environment does not name, and wait until all servers answer.
 
-        Raises StackError if another process uses the state folder or a server does not start. Then no server is left
-        running.
+        Raises StackError if another process uses the state folder or a server does not start. After an error none of
+        the servers runs.
         """
         try:
             self._hold_folder()
@@ -138,7 +139,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stop the servers of this stack, by force if they do not end in order. No effect if they do not run."""
+        """Stop the servers of this stack. Kill servers that do not end in time. No effect if no server runs."""
         try:
             if self._services:
                 self._services.stop()
@@ -174,8 +175,8 @@ class Stack:
         return names
 
     def mend(self) -> list[str]:
-        """Let servers that a test froze continue, and restart servers that ended. Return the names of the latter. If no
-        server ended, no network connection is made."""
+        """Let servers that a test froze continue, and restart servers that ended. Return the names of the restarted
+        servers. If no server has ended, no network connection is made."""
         if self.postgres:
             self.postgres.resume()
         if self.kafka:
@@ -233,7 +234,7 @@ class Stack:
         self._holds = True
 
     def _abandon(self) -> None:
-        """Stop the started servers. If another process uses the folder, change nothing in it."""
+        """Stop the started servers. If another process uses the state folder, do nothing."""
         with suppress(OSError):  # the caller raises the first error, which has the cause
             if self._holds:
                 self.stop()
@@ -243,7 +244,7 @@ class Stack:
         if self.security:
             self.security.make()
         if self.kafka:
-            self.kafka.prepare()  # formats its data in the background while Postgres initializes its own
+            self.kafka.prepare()  # formats Kafka's data in the background, while Postgres initializes its own data
         if self.postgres:
             self.postgres.spawn()
         if self.kafka:

@@ -1,4 +1,4 @@
-"""The state folder: it contains all files of the local stack except downloads. Only one stack at a time can use it.
+"""The state folder, with all files of the local stack except downloads. Only one stack at a time can use the folder.
 
 Downloads are in another folder, which all state folders of a user share.
 """
@@ -87,8 +87,8 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock between processes while the context is active. Yield True if it was acquired. Without `wait`, yield
-    False if another process holds it."""
+    """Hold a lock between processes while the context is active. Yield True if the lock was acquired. Without `wait`,
+    yield False if another process holds the lock."""
     make_folder(path.parent)
     with path.open("a") as file:
         try:

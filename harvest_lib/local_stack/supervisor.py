@@ -1,8 +1,8 @@
 """A stack that stays up after the command that started it, because a process in the background holds it.
 
 `up` starts that process in a session of its own, and returns when the process reports that all servers answer. `down`
-requests the process to stop, and waits until it has ended. The process restarts a server that ends by itself; if
-servers end too often, it stops the stack. If the process is killed, its servers end too.
+requests the process to stop, and waits until the process has ended. The process restarts a server that ends by itself.
+If servers end too often, the process stops the stack. If the process is killed, its servers end too.
 """
 
 import json
@@ -69,10 +69,10 @@ def up(
 ) -> tuple[Description, bool]:
     """Start the stack in the background. Return its description, and True if it was already running.
 
-    A process that executes the module `holder`, with the options as JSON, holds the stack. `difference` compares a
-    running stack with the stack of `holder`, apart from the servers: it returns the reason if they differ, else an
-    empty text. Raises StackError if the stack does not start, or if a different stack is running, such as a stack with
-    other versions or another number of brokers.
+    A process that executes the module `holder`, with the options as JSON, runs the stack. If a stack is already
+    running, its servers are compared with the options, and `difference` compares everything else: it returns a text
+    with the difference, empty if the running stack is the same. Raises StackError if the stack does not start, or if a
+    different stack is running, such as a stack with other versions or another number of brokers.
     """
     make_folder(state)
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
@@ -92,8 +92,8 @@ def up(
 
 
 def down(state: Path) -> bool:
-    """End the stack in the background and wait until it has ended. Return False if no stack was running. Raises
-    StackError if it does not end in time."""
+    """Stop the stack that runs in the background, and wait until it has ended. Return False if no stack was running.
+    Raises StackError if the stack does not end in time."""
     found = running(state)
     if found is None:
         return False
@@ -169,8 +169,8 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
 
 
 def main(make: Callable[[], Stack], descriptor: int) -> int:
-    """Start a stack and hold it until a stop is requested. Write to the file descriptor, as JSON, whether the start
-    succeeded. Return the exit code."""
+    """Start a stack and keep it running until a stop is requested. Write the result of the start, as JSON, to the file
+    descriptor. Return the exit code."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:

@@ -1,8 +1,8 @@
 """Writes a trust store for Java with the certificate authorities that this machine trusts.
 
 A Java from a wheel trusts only public authorities, which is not enough behind a company's proxy. The file is in the JKS
-format, which every Java reads, and which can be written without a tool: a header, an entry for each certificate, a
-digest.
+format, because every Java reads this format, and no tool is needed to write it: a header, an entry for each
+certificate, a digest.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 
 
 def write_truststore(file: Path) -> int:
-    """Write the authorities' certificates that this machine trusts as a Java key store. Return their number."""
+    """Write a Java key store with the certificates of the authorities that this machine trusts. Return their number."""
     certificates = _trusted()
     body = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     for number, certificate in enumerate(certificates):

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and the meaning of its errors to a harvester.
+"""Opens connections to Postgres, and translates errors of Postgres to errors of `harvest_lib.errors`.
 
 Promises
 - A connection that is opened here detects a dead server within about 15 s, even during a statement.
@@ -51,20 +51,20 @@ _SESSION = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "array_nulls": "on",
-    # The server detects a dead client by the same settings. Otherwise the client's transaction would hold its locks for
-    # two hours.
+    # By the same settings the server detects a dead client. Without them, the transaction of a dead client would hold
+    # its locks for two hours.
     **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
 }
-"""Settings of each session, which override settings of the role or the database: durable commits, the format of values,
-and probes of the connection."""
+"""Settings of each session: durable commits, the format of values, and probes of the connection. They override settings
+of the role and the database."""
 
 _HAS_IDLE_SESSION_TIMEOUT = 140_000
 LIFT_TIMEOUTS = """
 SELECT set_config(name, '0', false) FROM pg_settings
 WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 """
-"""Statement that disables the timeouts of a session. It selects the timeouts that the server's version has:
-`transaction_timeout` exists since Postgres 17."""
+"""Statement that disables the timeouts of a session. It disables only timeouts that the server's version has, because
+`transaction_timeout` exists only since Postgres 17."""
 _ENDED_BY = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
@@ -72,7 +72,7 @@ _ENDED_BY = {
 }
 
 _NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
-"""Message of libpq for a missing database: libpq gives no SQLSTATE for a connection that failed."""
+"""Message of libpq for a missing database. The message decides, because a failed connection has no SQLSTATE."""
 
 _NOT_LET_IN = re.compile(
     "password authentication failed|no pg_hba.conf entry|no password supplied|is not permitted to log in"
@@ -134,11 +134,11 @@ def open_session(
     """Open a connection in autocommit with the settings of `_SESSION`, which override settings of the role.
 
     Settings `-c name=value` in the `options` of the connection string are applied after the connection was opened. At
-    the start of a session a pooler refuses such options (PgBouncer: unsupported startup parameter) or ignores them, so
-    that, for example, an outbox in another schema would be found. `more` are psycopg's options. With
-    `target_session_attrs=read-write` the session must be writable after its settings were applied; libpq checks before
-    that, and would refuse a role that is read-only by default. Raises psycopg.Error, ConfigError for an invalid
-    connection string, or DatabaseError for a setting that the server refuses and for a session that stays read-only.
+    the start of a session a pooler would refuse them (PgBouncer: unsupported startup parameter) or ignore them; without
+    a `search_path`, for example, an outbox in another schema would be found. `more` are psycopg's options. With
+    `target_session_attrs=read-write` the session must be writable after its settings were applied. libpq would check
+    earlier, and refuse a role that is read-only by default. Raises psycopg.Error, ConfigError for an invalid connection
+    string, or DatabaseError if the server refuses a setting or the session stays read-only.
     """
     try:
         return _configured(conninfo, settings, more)
@@ -158,7 +158,7 @@ def open_session(
 
 
 def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
-    """Raise DatabaseUnavailable if the session is read-only on a primary. The error has the statement that resets the
+    """Raise DatabaseUnavailable if the session is read-only on a primary. The error shows a statement that resets the
     setting."""
     found = connection.execute(_READ_ONLY_BY).fetchone()
     if found is not None:
@@ -245,12 +245,12 @@ def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
 def require_session(conninfo: str) -> None:
     """Raise DatabaseError if a pooler assigns server processes by transaction instead of by session.
 
-    With such a pooler a session setting, such as `synchronous_commit=on`, would apply to the next client of the server
-    process instead.
+    With such a pooler, a session's settings, such as `synchronous_commit=on`, may be lost: the pooler gives the server
+    process that has the settings to another client.
     """
     with connect(conninfo) as ours, connect(conninfo) as other, translated():
         first = ours.execute("SELECT pg_backend_pid()").fetchone()
-        with other.transaction():  # a pooler would assign the server process that was released last
+        with other.transaction():  # a pooler by transaction would assign the server process that `ours` has released
             second = other.execute("SELECT pg_backend_pid()").fetchone()
     if first == second:
         raise DatabaseError(
@@ -373,21 +373,21 @@ def hidden_rows(evidence: str) -> DatabaseAccessDenied:
 
 
 def in_statement(part: sql.Composable) -> sql.Composable:
-    """Return a part of a statement that has bound values. In a quoted name or value each % is doubled, because psycopg
-    interprets % even inside quotes. Other expressions are returned unchanged, with each % already doubled."""
+    """Prepare a part of SQL for a statement with bound values. In a quoted name or value each % is doubled, because
+    psycopg interprets % even inside quotes. Another part is returned unchanged: each % in it has to be doubled."""
     is_quoted = isinstance(part, sql.Identifier | sql.Literal)
     return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
 
 
 def rendered(statement: sql.Composed) -> sql.SQL:
-    """Return a composed statement as a single text, for frequent statements: psycopg joins a composed statement at each
-    call, which takes as long as the rest of its work for a small statement."""
+    """Return a composed statement as a single text, for frequent statements. psycopg would join a composed statement at
+    each call, and for a small statement this takes as long as all other work of psycopg."""
     return sql.SQL(statement.as_string(None))
 
 
 def log_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
-    """Log that a server refuses an operation that it allowed before. The operation is retried, and fails until an
-    operator acts."""
+    """Log that a server refuses an operation that it allowed before. The caller retries the operation, which fails
+    until an operator acts."""
     event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"
     _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
 

@@ -1,8 +1,8 @@
 """Classifies errors that came from Postgres: whether a retry may succeed, and whether the server answered at all.
 
-The error of Postgres is searched in the whole chain of an error, so that an application may wrap it: in `__cause__`, in
-`orig` (of SQLAlchemy), and in an unsuppressed `__context__` if the error is a library's. The SQLSTATE decides, not the
-text, which may be in any language. Errors of psycopg, psycopg2 and asyncpg are recognized.
+An application may wrap the error of Postgres, so the whole chain of an error is searched: `__cause__`, `orig` (of
+SQLAlchemy), and an unsuppressed `__context__` of a library's error. The SQLSTATE decides, because the text may be in
+any language. Errors of psycopg, psycopg2 and asyncpg are recognized.
 
 | class of SQLSTATE | passes |
 | --- | --- |
@@ -28,11 +28,11 @@ _STALE_PLAN = "RevalidateCachedQuery"
 _NO_IDENTITY = "CheckCmdReplicaIdentity"
 """The function of Postgres that refuses changes of a published table without a replica identity."""
 _FAILED_BEFORE = "25P02"
-"""SQLSTATE of a statement in a transaction that has failed before. The cause is the transaction's first error."""
+"""SQLSTATE of a statement in a transaction that an earlier statement aborted. The earlier error is the cause."""
 _CONNECTION = "08"
 _NO_SESSION = re.compile(r"failed: \S+ ?:  ")
-"""Start of the server's refusal of a session in libpq's text: the severity, in the server's language, and two
-spaces."""
+"""Pattern in libpq's text if the server refused to open a session: before the server's message are its severity, in the
+server's language, and two spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 _DRIVERS = frozenset({"psycopg", "psycopg2", "psycopg_pool"})
 """Drivers with connection errors that have no SQLSTATE. Connection errors of asyncpg have an SQLSTATE."""
@@ -76,14 +76,14 @@ _OTHER_STEP = "it is tried again; if it does not pass, see the server's log"
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of the nearest error of Postgres in the chain of `error`. Empty without such an error, and if
-    the server did not answer."""
+    """Return the SQLSTATE of the nearest error of Postgres in the chain of `error`. Return an empty text if the chain
+    has no such error, or if the server did not answer."""
     return _state(_cause(error))
 
 
 def answered(error: BaseException) -> bool:
-    """Return True if the server answered with a reason, also if it refused to open a session. False if a connection was
-    lost, or an attempt to connect timed out."""
+    """Return True if the server answered with a reason, even if it refused to open a session. Return False if a
+    connection was lost, or an attempt to connect timed out."""
     cause = _cause(error)
     state = _state(cause)
     return state[:2] != _CONNECTION if state else opens_no_session(str(cause or ""))
@@ -122,8 +122,8 @@ def next_step(state: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the nearest error of Postgres in the chain of `error`. An error of a transaction that had failed before is
-    returned only if the chain has no other."""
+    """Return the nearest error of Postgres in the chain of `error`. An error of an already aborted transaction is
+    returned only if the chain has no other error of Postgres."""
     after = None
     for each in chain(error):
         state = _state(each)

@@ -55,8 +55,8 @@ class _Cursor(psycopg.Cursor[Any]):
 
 
 def take_text_as_it_is(connection: psycopg.Connection[Any]) -> None:
-    """If the database has no encoding, make a connection read and write text as bytes. Otherwise do nothing: the server
-    converts text to and from UTF-8."""
+    """If the database has no encoding, make a connection read and write text as bytes. For any other database do
+    nothing, because the server converts text to and from UTF-8."""
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return
     connection.execute("SET client_encoding = 'SQL_ASCII'")

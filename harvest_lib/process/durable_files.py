@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents if they are missing. Sync its name to disk in any case, because a process that
-    created it may have been killed before the sync."""
+    """Create a folder and its parents if they are missing. Sync the folder's name to disk even if the folder exists,
+    because the process that created the folder may have been killed before its sync."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)

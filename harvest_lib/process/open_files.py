@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _ENOUGH = 1_048_576
-"""Number that stands for "no limit": the default of the kernel's maximum."""
+"""Number that is used and reported in place of "no limit". It is the kernel's default maximum."""
 
 
 def raise_limit() -> int:

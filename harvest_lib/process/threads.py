@@ -14,7 +14,7 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""Maximum time in which a periodic thread ends after it is no longer needed, and minimum pause after an error."""
+"""Seconds between two checks whether a periodic thread is still needed, and the minimum pause after an error."""
 
 OnError = Callable[[BaseException], None]
 
@@ -58,7 +58,7 @@ def repeat(
     The thread ends when `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each
     error of `work`, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is
     logged: once until the work succeeds or the reason changes. `at_end` is called before the thread ends. With `at_end`
-    the thread is no daemon, so that the process waits for the call, and it also ends soon after the main thread ends.
+    the thread is no daemon, so that the process waits for the call. Such a thread also ends soon after the main thread.
     """
 
     def goes_on() -> bool:

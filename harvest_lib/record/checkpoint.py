@@ -20,8 +20,8 @@ class OutboxCheckpoint:
     low_watermark: str = "1:1:"
     retention_hold: int | None = None
     kept_in: str = "postgres"
-    """Store of the authoritative checkpoint: `postgres`, or `kafka`. With `kafka`, a checkpoint in Postgres is its
-    mirror."""
+    """Store of the authoritative checkpoint: `postgres`, or `kafka`. With `kafka`, a checkpoint in Postgres mirrors the
+    checkpoint in Kafka."""
     intents: Sequence[Sequence[Any]] = ()
     """Acknowledgements that this checkpoint implies, in the form of `harvest_lib.consume.Intent`. They may be written
     already, or not yet."""
@@ -30,7 +30,7 @@ class OutboxCheckpoint:
 
     @property
     def witness(self) -> int:
-        """Return the number of writes of the subscription's row in this generation, according to `origin`; 0 if it is
+        """Return how often the subscription's row was written in this generation, according to `origin`; 0 if
         unknown."""
         found = self.origin.get("witness")
         return found if isinstance(found, int) else 0
@@ -78,8 +78,9 @@ ORIGIN = (
     *("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed"),
     "witness",
 )
-"""The fields of a checkpoint's origin. `identity` is the outbox's, and `was` its earlier identities that an operator
-confirmed. `leaders` are the leaders by epoch since the last leader that saved. `timeline` is the Postgres server's.
-`kafka` is the group and the topic under which the checkpoint was written. `placed` is set if an operator wrote the
-checkpoint and no leader has saved since. `witness` is the number of writes of the subscription's row in this
-generation: by it, Kafka's checkpoint reveals that the row was restored, with its server, to an earlier state."""
+"""The fields of a checkpoint's origin. `identity` identifies the outbox; `was` are earlier identities of the outbox
+that an operator confirmed. `leaders` maps epochs to leaders, from the last leader that saved on. `timeline` is the
+timeline of the Postgres server. `kafka` is the group and the topic under which the checkpoint was written. `placed` is
+set if an operator wrote the checkpoint and no leader has saved since. `witness` counts the writes of the subscription's
+row in this generation. A higher count in Kafka's checkpoint than in the row reveals that the row was restored, with its
+server, to an earlier state."""

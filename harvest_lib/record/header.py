@@ -4,7 +4,7 @@ The harvester adds it to every record unless `recordHeader` is off. The value ha
 
     version (1 byte, 1) | leader id (16 bytes, the UUID of the term that sent it) | outbox id (int64)
 
-Everything but the outbox id is constant within a term, so `stamp` builds the rest once and packs once for each record.
+All bytes except the outbox id are constant within a term, so `stamp` builds them once, and packs once for each record.
 The audit reads the header to compare Kafka with the outbox, and to find the terms that sent a record twice. No I/O, no
 clock.
 """
@@ -27,7 +27,7 @@ _WHOLE = struct.Struct(">B16sq")
 
 
 def stamp(leader_id: UUID) -> Callable[[int], bytes]:
-    """Return a function from an outbox id to the header's value, for records sent under `leader_id`.
+    """Return a function that maps an outbox id to the header's value, for records sent under `leader_id`.
 
     The returned function raises `struct.error` for an id outside int64.
     """
@@ -40,7 +40,7 @@ def prefix(leader_id: UUID) -> bytes:
 
 
 def split(value: bytes) -> tuple[bytes, int]:
-    """Return the leader id, as 16 bytes, and the outbox id. For readers of millions of records: it makes no UUID.
+    """Return the leader id, as 16 bytes, and the outbox id. No UUID is made, to save time for millions of records.
 
     Raises ValueError if `value` has another length or version.
     """
@@ -69,7 +69,8 @@ def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
 
 
 def headers_of_all(records: Sequence[Any]) -> list[Any]:
-    """Return the headers of each record, as `headers_of` does, for readers of millions of records."""
+    """Return the headers of each record, for readers of millions of records. None for a record without headers, or with
+    a header name that is not UTF-8."""
     found: list[Sequence[tuple[str, bytes | None]] | None] = []
     left = iter(records)
     while len(found) < len(records):
@@ -84,7 +85,7 @@ def headers_of_all(records: Sequence[Any]) -> list[Any]:
 def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:
     """Return the leader id and the outbox id from a record's headers; None without a valid header `harvest`.
 
-    The last valid header counts: a row may have headers of this name too, and the harvester appends its header to them.
+    The last valid header counts, because a row may have headers of this name, and the harvester's header follows them.
     """
     found = None
     for name, value in headers or ():

@@ -41,6 +41,6 @@ class LastRead(NamedTuple):
         return None if value is None else cls(*value)
 
     def fits(self, record: Any) -> bool:
-        """Return True if `record` has this offset and timestamp, and this digest, if the digest is known."""
+        """Return True if `record` has this offset and timestamp, and has this digest or the digest is unknown."""
         found = self.of(record)
         return found[:2] == self[:2] and self.digest in {"", found.digest}

@@ -17,14 +17,14 @@ HEADER_VALUES: Final = 5
 
 
 class Unreadable(str):
-    """The reason why a record cannot be read: its text is not UTF-8. It is the only header value of a row without
-    header names. Such a row is malformed, so that no delivery sends it."""
+    """The reason why a record cannot be read: its text is not UTF-8. The row of such a record has this text as its only
+    header value, and no header name. The row is malformed, so that no delivery sends it."""
 
     __slots__ = ()
 
 
 PAGE_BYTES = 2_000_000
-"""Maximum size in bytes of a page, the records that are read at a time. A single record may be larger."""
+"""Maximum number of bytes of records that are read at a time (a page). A single record may be larger."""
 
 
 def row_bytes(row: Row) -> int:

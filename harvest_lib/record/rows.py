@@ -15,9 +15,9 @@ from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSummary:
-    """Properties of rows that are needed before they are sent. `bytes` is the size of all rows, and `largest` the size
-    of the largest row: key, value and headers. `is_plain`: each row has a topic, a key and well-formed headers, and no
-    header has a name of the harvester's headers. `topics` are the topics of all rows if `is_plain`."""
+    """Properties of rows that are needed before the rows are sent. `bytes` is the size of all rows, and `largest` the
+    size of the largest row: key, value and headers. `is_plain`: each row has a topic, a key and well-formed headers,
+    and no header has a name that the harvester uses. If `is_plain`, `topics` are the topics of all rows."""
 
     bytes: int
     largest: int
@@ -72,8 +72,8 @@ def keys_of(rows: Sequence[Row]) -> list[str]:
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
-    """Return the values of the header `traceparent` of rows with a sampled span: the first `most` values, where equal
-    consecutive values count once. The caller has to check that a value is well-formed."""
+    """Return the first `most` values of the header `traceparent` that name a sampled span. Of equal consecutive values
+    only the first is returned. The caller has to check that a value is well-formed."""
     if isinstance(rows, RowPage):
         return rows.sampled_traceparents(most)
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Metrics and health of a process. Working threads count; a request, such as a scrape, reads the counts.
+"""Metrics and health of a process. Working threads increase counters; a request, such as a scrape, reads them.
 
 | module | contents |
 | --- | --- |

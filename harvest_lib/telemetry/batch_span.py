@@ -44,7 +44,7 @@ class BatchSpan:
         )
         self.is_recorded = self.span.is_recording()
         self.messages = 0
-        self.topic = ""  # if all messages have the same topic
+        self.topic = ""  # set if all messages have the same topic
         self._linked: set[str] = set()
 
     @property

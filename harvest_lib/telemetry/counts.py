@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 OTHER = "other"
-"""Value of every label of the series that counts everything beyond the limit of series."""
+"""Label value that stands for all further label values after a counter has reached its limit of series."""
 MOST_SERIES = 100
-"""Maximum number of series of a counter. Label values come from outside, such as names of topics, so that an unlimited
-number would exhaust memory, here and in Prometheus."""
+"""Maximum number of series of a counter. Label values, such as names of topics, come from outside, and unlimited series
+would exhaust memory, here and in Prometheus."""
 
 _BITS = 32
 """Maximum number of bits of an amount that is added at once: more than any addition needs."""
 _LONGEST_VALUE = 200
-"""Maximum length of a label's value, in characters. A longer value is cut off: a name from outside must not fill the
-page."""
+"""Maximum length of a label's value, in characters. A longer value is cut off, because a name from outside must not
+fill the page."""
 
 Labels = tuple[str, ...]
 
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
-"""Bounds of histograms of durations, in seconds: those of OpenTelemetry's conventions for messaging, and two higher
-bounds for waits."""
+"""Bounds of histograms of durations, in seconds: the bounds of OpenTelemetry's conventions for messaging, and two
+higher bounds for waits."""
 AGE_BOUNDS = (*DURATION_BOUNDS, 300.0, 1_800.0, 7_200.0, 86_400.0)
 """Bounds of histograms of ages, in seconds, for records that may have waited in a backlog."""
 
@@ -38,8 +38,8 @@ def safe_value(value: str) -> str:
 class Counts:
     """Increasing counts, a count for each combination of label values.
 
-    `add` takes no lock, so that any callback of a client may call it. Some callbacks are invoked with a Python
-    exception set: they would acquire a lock and never release it.
+    `add` takes no lock, so that any callback of a client may call it. Some callbacks are invoked while a Python
+    exception is set. Such a callback would acquire a lock and never release it.
     """
 
     def __init__(self, most: int = MOST_SERIES) -> None:
@@ -65,10 +65,10 @@ class Counts:
 
 
 class _Sum:
-    """A sum that several threads increase without a lock: one `itertools.count` for each power of two of the amounts.
+    """A sum that several threads increase without a lock. It consists of an `itertools.count` for each bit of a number.
 
-    `next` on such a counter is atomic among threads, but is also the only operation that returns its value. So each
-    read increases every counter by one, and subtracts the number of earlier reads.
+    `next` on an `itertools.count` is atomic among threads. But `next` is also the only way to read the count, so each
+    read increases every count by one, and subtracts the number of earlier reads.
     """
 
     __slots__ = ("_powers", "_reads")
@@ -90,7 +90,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramReading:
-    """Contents of a histogram: `buckets` has the number of values at or below each bound, infinity as the last bound.
+    """Contents of a histogram. `buckets` has the number of values at or below each bound; the last bound is infinity.
     `total` is the sum of all values."""
 
     buckets: Sequence[tuple[float, int]]
@@ -102,8 +102,8 @@ Observer = Callable[[float, Labels], None]
 
 
 class Histogram:
-    """Values counted in buckets, for each combination of label values. The caller must use few label values: there is
-    no limit here. `observer`, if set, is called with each value."""
+    """Values counted in buckets, for each combination of label values. The caller must use few label values, because
+    the number of series has no limit here. `observer`, if set, is called with each value."""
 
     def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
         self.bounds = bounds

@@ -1,4 +1,4 @@
-"""Renders readings in Prometheus' formats, with Prometheus' own client. Any value of a label gives a valid page."""
+"""Renders readings in Prometheus' formats, with Prometheus' own client. The page is valid for any value of a label."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Protection against errors of observers, the user's code: span processors, event handlers and log handlers.
+"""Protection against errors of observers, which are user code: span processors, event handlers and log handlers.
 
 Promises
 - If an observer raises, only its own observation is lost. The observed work continues, before and after a commit.
@@ -16,8 +16,8 @@ _PACKAGE = "harvest_lib"
 
 
 class Harmless:
-    """Context manager for calls of an observer. It suppresses their errors, and logs each type of error once, as
-    `event`. Any thread may use it, repeatedly."""
+    """Context manager for calls of an observer. It suppresses the observer's errors, and logs each type of error once,
+    as `event`. Any thread may use it, repeatedly."""
 
     def __init__(self, logger: logging.Logger, event: str) -> None:
         self._logger, self._event = logger, event
@@ -52,8 +52,8 @@ _told_of: set[type[BaseException]] = set()
 
 
 def _tell_of_handler(error: Exception) -> None:
-    """Write an error of a handler to standard error, as `logging` does with the errors that it catches. Each type of
-    error is written once."""
+    """Write an error of a handler or filter to standard error. Each type of error is written once. `logging` also
+    writes errors that it catches to standard error."""
     if type(error) not in _told_of:
         _told_of.add(type(error))
         with suppress(Exception):

@@ -1,6 +1,6 @@
 """Definition of the health checks, without I/O.
 
-- *live*: the main loop runs. If it does not, only a new process helps.
+- *live*: the main loop runs. If it does not run, only a new process helps.
 - *ready*: the process leads, or could take over now.
 - *progress*: the backlog is being reduced, by any process. It is derived from observations of the backlog, not from
   reports of a process about itself.
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DEFAULT_WITHIN_SECONDS = 60.0
-"""Maximum time without a reduction of the backlog that counts as progress, unless a request to `/progress` gives
-another time."""
+"""Default of a request to `/progress`: there is progress if the backlog was reduced within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,13 @@ class Health(Protocol):
 class ProgressWatch:
     """Computes, from observations, for how long a backlog was not reduced. Times are readings of a monotonic clock.
 
-    At the first observation a backlog counts as not stalled, because earlier times are unknown, unless `quiet_seconds`
-    gives the time since the last progress. Used by a single thread.
+    At the first observation `quiet_seconds` is the time without progress so far. Without `quiet_seconds` that time is
+    unknown, and the backlog counts as not stalled. Used by a single thread.
     """
 
     def __init__(self) -> None:
         self.stalled_seconds = 0.0
-        """Time that the backlog was not reduced, as of the last observation."""
+        """Time for which the backlog was not reduced, according to the last observation."""
         self._good_at: float | None = None
         self._mark: Hashable = None
 

@@ -1,7 +1,7 @@
 """Signs of life for a supervisor: a file that is touched regularly, and systemd's socket.
 
 The file exists while the process works, and is touched once a second. A supervisor can check both readiness and
-liveness by its age. systemd gets the messages of `sd_notify(3)` if the unit has `Type=notify`.
+liveness by the file's age. systemd gets the messages of `sd_notify(3)` if the unit has `Type=notify`.
 """
 
 import os
@@ -24,8 +24,8 @@ _SOCKET = "NOTIFY_SOCKET"
 
 
 class Liveness:
-    """Gives the signs of life. The constructor removes a file that an earlier process left. As a context manager it
-    notifies systemd and removes its own file on exit."""
+    """Touches the file and notifies systemd. The constructor removes a file that an earlier process left. On exit, the
+    context manager notifies systemd of the stop and removes the file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -71,11 +71,11 @@ class Liveness:
 
 @contextmanager
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
-    """Notify systemd, if the unit requests it, each second while `live` returns a healthy verdict, and on exit.
+    """Notify systemd, if the unit requests it: each second while `live` returns a healthy verdict, and on exit.
 
-    A separate thread notifies, so the verdict must be about the working thread. If the block ends in order before the
-    first healthy verdict, systemd is still notified that the process was ready, because such an end is no failure. A
-    process may have only one such block at a time.
+    A separate thread notifies systemd, so the verdict must be about the working thread. If the block ends without an
+    error before the first healthy verdict, systemd is notified that the process is ready, because such an end is not a
+    failure. A process may have only one such block at a time.
     """
     if not os.environ.get(_SOCKET):
         yield

@@ -1,4 +1,4 @@
-"""Counts events that are logged as a warning or worse, by the event's name."""
+"""Counts events that are logged at level warning or higher, by the event's name."""
 
 import logging
 import re

@@ -1,11 +1,11 @@
 """Reports the metrics of `/metrics` to OpenTelemetry, if the process has a meter provider.
 
-A metric's name is its Prometheus name with a point after `harvest`, without `_total` and `_seconds`, which type and
-unit replace. A collector that exports to Prometheus restores the Prometheus name. Metrics that OpenTelemetry's
-conventions for messaging define are also reported under the conventions' name. Counters and gauges are read when
-OpenTelemetry collects. OpenTelemetry's histograms count for themselves, so each value of a histogram here is recorded
-there too; histograms get a value for each batch, not for each record. A process reports a single harvester, consumer
-and pipeline at a time: the latest of each kind.
+A metric's name is its Prometheus name with a point after `harvest`. The name lacks `_total` and `_seconds`, because the
+metric's type and unit express them. A collector that exports to Prometheus restores the Prometheus name. Metrics that
+OpenTelemetry's conventions for messaging define are also reported under the conventions' name. Counters and gauges are
+read when OpenTelemetry collects. Each value of a histogram is recorded in a histogram of OpenTelemetry too; histograms
+get a value for each batch, not for each record. A process reports at most one harvester, one consumer and one pipeline
+at a time: the latest of each.
 """
 
 import logging
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _API = "opentelemetry.metrics"
-"""Module of OpenTelemetry's API, whose own providers report nothing."""
+"""Module of OpenTelemetry's API. The providers in this module report nothing."""
 _MESSAGE = "{message}"
 
 
@@ -39,8 +39,8 @@ _Histograms = Mapping[Metric, Histogram]
 
 
 class _Instrument(NamedTuple):
-    """Name and form of a metric in OpenTelemetry. `labels` are the names of its labels, and `attributes` constant
-    attributes of all its series."""
+    """A metric in OpenTelemetry: name, unit and attributes. `labels` are the names of the metric's labels.
+    `attributes` are constant attributes of all its series."""
 
     metric: Metric
     name: str
@@ -54,7 +54,7 @@ def instrument_name(metric: Metric) -> tuple[str, str]:
     name = metric.name.removesuffix("_total").replace("harvest_", "harvest.", 1)
     if name.endswith("_seconds"):
         return name.removesuffix("_seconds"), "s"
-    return name, "By" if name.endswith("_bytes") else ""  # `_bytes` stays: a counter may have the short name
+    return name, "By" if name.endswith("_bytes") else ""  # `_bytes` stays, because a counter may have the short name
 
 
 _OURS = [
@@ -114,7 +114,7 @@ class _Reported:
             self._observe_last()
 
     def release(self, histograms: _Histograms) -> None:
-        """Stop recording the given histograms, and resume the previous set if that was not released."""
+        """Stop recording the given histograms. Resume the latest earlier set that was not released, if there is one."""
         with self._lock:
             self._observed = [each for each in self._observed if each is not histograms]
             for each in histograms.values():
@@ -129,8 +129,8 @@ class _Reported:
             histogram.observer = self._recorder(metric, histogram)
 
     def _recorder(self, metric: Metric, histogram: Histogram) -> Observer:
-        """Return a function that records a histogram's values in OpenTelemetry, with the same bounds. After an error,
-        which it logs, it stops recording."""
+        """Return a function that records a histogram's values in OpenTelemetry, with the same bounds. The function logs
+        its first error, and records nothing after that."""
 
         def record(value: float, labels: Labels) -> None:
             try:
@@ -165,7 +165,7 @@ class _Reported:
         """Replace a source by its last values, because OpenTelemetry may collect once more while the process ends."""
         last = _Ended(_read(source))
         with self._lock:
-            # In front: later sources, which still work, override it.
+            # At the front, so that the values of sources that still work override the last values.
             self._sources = [last, *(each for each in self._sources if each is not source)]
 
     def _callback(self, instrument: _Instrument) -> "_Callback":
@@ -179,8 +179,8 @@ class _Reported:
         return observe
 
     def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
-        """Return the current series of a metric. All metrics are read together. They are read again when the same
-        metric is requested a second time, because then a new collection has begun."""
+        """Return the current series of a metric. All metrics are read together, once for each collection. A second
+        request for the same metric shows that a new collection has begun."""
         with self._lock:
             if instrument.name in self._told or not self._told:
                 self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}
@@ -224,8 +224,8 @@ def is_reported() -> bool:
 
 @contextmanager
 def reported(subject: Readings) -> Iterator[None]:
-    """Report metrics to OpenTelemetry, if the process has a meter provider: the current values while the context is
-    active, and the last values after that."""
+    """Report metrics to OpenTelemetry, if the process has a meter provider. While the context is active, report the
+    current values; after the context, the last values."""
     provider = _configured_provider()
     if provider is None:
         yield

@@ -1,4 +1,4 @@
-"""A server's answer that is refreshed in the background, so that its readers never wait for the server."""
+"""Cache of a server's answer. A background thread refreshes the answer, so that readers never wait for the server."""
 
 import logging
 import threading
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class RareAnswer(Generic[T]):
-    """Cache of a server's answer. A read starts a query if the last query is a minute old. Each query has a thread of
-    its own, which ends with the answer."""
+    """Cache of a server's answer. A read starts a new query if the last query began at least a minute ago. Each query
+    has a thread of its own, which ends after the query."""
 
     def __init__(self, ask: Callable[[], T], unknown: T, *, name: str) -> None:
         """`ask` queries the server. `unknown` is returned before the first answer and after a failed query. `name` is
@@ -28,8 +28,8 @@ class RareAnswer(Generic[T]):
         self._ask_at = 0.0
 
     def seen(self) -> T:
-        """Return the last answer without waiting. If the last query is a minute old, start another. Any thread may call
-        this."""
+        """Return the last answer without waiting. If the last query began at least a minute ago, start another. Any
+        thread may call this."""
         if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
             self._ask_at = boot_seconds() + _EVERY_SECONDS
             try:

@@ -1,11 +1,12 @@
 """The HTTP server of `--listen`: `/metrics`, `/livez`, `/readyz`, `/progress`.
 
 Promises
-- No client delays another client: each connection has a thread of its own, and each send or receive of it five seconds.
-  With 16 connections open, a new connection closes the oldest.
+- No client delays another client. Each connection has a thread of its own, and each send or receive on a connection may
+  take five seconds. If 16 connections are open, a new connection closes the oldest.
 - An unusable address is reported as an error before the process starts its work.
-- The server answers while Postgres and Kafka are unavailable, and reports that they are.
-- Progress is checked every five seconds even without requests, so that the first request for it gets a full answer.
+- The server answers, and reports the outage, while Postgres or Kafka is unavailable.
+- Progress is checked every five seconds even without requests, so that the first request to `/progress` gets a full
+  answer.
 """
 
 import errno
@@ -35,7 +36,8 @@ _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
 """Maximum wait for a client to send its next bytes, or to read the answer."""
 _LOOK_SECONDS = 5.0
-"""Interval of the checks of progress without a request: a stall is only known by comparison with an earlier check."""
+"""Interval of the checks of progress without a request. The checks run because only a comparison with an earlier check
+shows a stall."""
 _AGAIN_SECONDS = 1.0
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
@@ -107,7 +109,7 @@ class Listener:
 
     def stop(self) -> None:
         """Stop listening, and close all connections. Repeated calls have no effect."""
-        self._server.shutdown()  # before the event is set: a thread that does not serve yet would never answer
+        self._server.shutdown()  # called first: if the thread ended before it served, this call would never return
         self._stopping.set()
         self._server.server_close()
         self._server.hang_up(0)
@@ -140,7 +142,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
-    allow_reuse_port = False  # otherwise two processes could listen on the port and share the requests
+    allow_reuse_port = False  # if True, two processes could listen on the port and share the requests
 
     def __init__(self, host: str, port: int, subject: Subject, render: Callable[[str], tuple[bytes, str]]) -> None:
         self.subject, self.render = subject, render
@@ -234,8 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _seconds(query: str) -> float | None:
-    """Return the parameter `seconds` of a URL's query, the default if it is missing; None if it is not a positive
-    number."""
+    """Return the parameter `seconds` of a URL's query. Return the default if the parameter is missing, and None if it
+    is not a positive number."""
     given = parse_qs(query, keep_blank_values=True).get("seconds", [str(DEFAULT_WITHIN_SECONDS)])[-1]
     try:
         seconds = float(given)

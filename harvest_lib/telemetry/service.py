@@ -12,9 +12,9 @@ from harvest_lib.telemetry.server import Listener, Subject
 def observed(subject: Subject, address: str | None = None) -> Iterator[None]:
     """Report the metrics and the health of a pipeline or a consumer while the context is active.
 
-    Metrics and health are served at `address` (`HOST:PORT`), if given. The metrics are reported to OpenTelemetry, if
-    the process has a meter provider. systemd is notified that the process works, if the unit requests that. A process
-    may have only one such block at a time. Raises ConfigError.
+    If `address` (`HOST:PORT`) is given, metrics and health are served there. If the process has a meter provider, the
+    metrics are reported to OpenTelemetry. If the systemd unit requests it, systemd is notified that the process works.
+    A process may have only one such block at a time. Raises ConfigError.
     """
     with ExitStack() as opened:
         if address:

@@ -63,7 +63,7 @@ def configured_tracer() -> "Tracer | None":
 
 
 def is_sampled(value: str) -> bool:
-    """Return True if a header's value looks like the `traceparent` of a sampled span. The check is not complete."""
+    """Return True if a header's value looks like the `traceparent` of a sampled span. A malformed value may pass."""
     return len(value) == TRACEPARENT_CHARS and value.isascii() and value[-1] in _SAMPLED
 
 
