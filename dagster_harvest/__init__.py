@@ -5,8 +5,8 @@ settings     the fields of that YAML, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
 heartbeat    the table of heartbeats that prove that a run is alive
-decisions    pure: the next step that keeps a single run alive
-supervisor   the sensor that takes this step
+decisions    pure functions: the next step that keeps a single run alive
+supervisor   the sensor that takes the steps of `decisions`
 assets       source data, outbox, topics, audit tables
 checks       assertions about them, with numbers
 quality      contracts and expectations, imported when they are needed

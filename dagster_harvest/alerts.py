@@ -1,12 +1,12 @@
 """The sensor that reports failed runs, with cause and next step, and jobs that run again after a failure.
 
-It is a sensor and not a hook: a hook runs inside the run, and nothing calls it when the run's process was killed. It is
-a plain sensor with its own cursor and not Dagster's run-status sensor: a run-status sensor cannot skip a run and report
-another in the same tick, and it writes an event to every run that it evaluates. A project can replace `tell` to page
+A hook would not do: it runs inside the run, so nothing calls it after the run's process was killed. Dagster's
+run-status sensor would not do either: it cannot skip a run and report another in the same tick, and it writes an event
+to every run that it evaluates. So this is a plain sensor with its own cursor. A project can replace `tell` to page
 operators; the default writes to the log of the code location.
 
-Each alert is reported once. If `tell` raises, the next ticks call it again, three times in all, and later alerts wait
-for that. A tick that is killed repeats at most its own alerts.
+Each alert is reported once. If `tell` raises, the next ticks call `tell` again with the same alert, up to three times
+in all. Later alerts wait until then. If a tick is killed, the next tick repeats at most the alerts of the killed tick.
 """
 
 import json
@@ -51,7 +51,8 @@ def alert_sensor(settings: OutboxSettings, tell: Tell = log_alert) -> dg.SensorD
 
 
 class _Tick:
-    """A tick. The cursor has the id of the last handled event, and the number of failed tries of the next event."""
+    """One tick of the sensor. The cursor has the id of the last handled event, and how often reporting the next event
+    failed."""
 
     def __init__(self, context: dg.SensorEvaluationContext, settings: OutboxSettings, tell: Tell) -> None:
         self._context = context
@@ -104,7 +105,8 @@ class _Tick:
         return max((record.storage_id for records in found for record in records), default=-1)
 
     def _events_after(self, at: int) -> Sequence[dg.EventLogRecord]:
-        """Return the next events of both kinds after the event with the id `at`, ordered by id and without gaps."""
+        """Return the next events of both kinds after the event with the id `at`, ordered by id. No event between two of
+        them is left out."""
         found = [
             record
             for kind in _KINDS
@@ -117,7 +119,7 @@ class _Tick:
         return sorted(found, key=lambda record: record.storage_id)[:_EVENTS_READ]
 
     def _runs(self, events: Sequence[dg.EventLogRecord]) -> dict[str, dg.DagsterRun]:
-        """Return the outbox's runs among the runs of events, by id."""
+        """Return the runs of the events that belong to the outbox, keyed by run id."""
         if not (ids := {record.event_log_entry.run_id for record in events}):
             return {}
         found = self._context.instance.get_runs(dg.RunsFilter(run_ids=list(ids)))

@@ -22,7 +22,7 @@ _UNFINISHED = [
 
 
 def archive_definitions(settings: OutboxSettings, archive: ArchiveSettings) -> dg.Definitions:
-    """Return the asset, its job and its sensor, which is on by default."""
+    """Return the asset, its job and its sensor. The sensor is on by default."""
     segments = dg.DynamicPartitionsDefinition(name=f"{settings.name}_segments")
     asset = _asset(settings, archive, segments)
     job = dg.define_asset_job(

@@ -32,7 +32,7 @@ from harvest_lib.spark.audit_summary import AuditSummary
 PIPES_KEY = "spark_pipes"
 
 _PROCESS_FAILED = "DagsterPipesExecutionError"
-"""Name of the subprocess client's error for a process that failed. Dagster exports no class for it."""
+"""Name of the subprocess client's error for a process that failed. Dagster exports no class for this error."""
 _LONGEST_SAID = 2000
 _WHAT_AUDITS_FIND = {
     "summary": "One row per audit: every number.",
@@ -67,7 +67,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
 
 
 def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.AssetsDefinition:
-    """Return business table and outbox, which a Spark job fills in a transaction per day."""
+    """Return the assets of business table and outbox. A Spark job fills both, in one transaction per day."""
     business, source = settings.business_key, settings.source_key
     assert business is not None and source is not None  # noqa: S101, PT018 - there is a writer
 
@@ -116,7 +116,7 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
 
 
 def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
-    """Return the audit's result tables, which a Spark job fills."""
+    """Return the assets of the audit's result tables. A Spark job fills the tables."""
 
     @dg.multi_asset(
         name=f"{settings.name}_audit_tables",
@@ -126,8 +126,8 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
                 deps=[settings.outbox_key, *settings.topic_keys],
                 kinds={"spark", "postgres"},
                 description=_WHAT_AUDITS_FIND[table],
-                # With partitions the freshness of the latest would count: then `verified`, which judges all partitions,
-                # has the policy instead.
+                # With partitions Dagster would judge only the freshness of the latest partition. So with partitions
+                # `verified`, which judges all of them, has the policy instead.
                 freshness_policy=None if settings.audit.by_topic else _freshness(settings),
             )
             for table in TABLES
@@ -180,7 +180,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
 
 
 def _topic_partitions(settings: OutboxSettings) -> dg.PartitionsDefinition[str] | None:
-    """Return the partitions of the audit's assets, None without any."""
+    """Return the partitions of the audit's assets: the topics if each is audited alone, else None."""
     return dg.StaticPartitionsDefinition(list(settings.topics)) if settings.audit.by_topic else None
 
 
@@ -194,8 +194,8 @@ def _freshness(settings: OutboxSettings) -> dg.FreshnessPolicy:
 def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     """Return the asset that proves to consumers that all committed records came, in order, up to the last audit.
 
-    In a run with the summary, the summary's blocking checks run before this asset. In a run of its own the asset judges
-    the last audit by the same rules.
+    If a run also materializes the summary, the summary's blocking checks come first. The asset judges the last audit by
+    the same rules itself, because a run may materialize this asset alone.
     """
 
     @dg.asset(
@@ -236,10 +236,11 @@ def run_under_pipes(
     outbox_option: str | None = None,
     well: Sequence[int] = (),
 ) -> Sequence[Mapping[str, Any]]:
-    """Run a module under Dagster Pipes with the harvester's connection. Return its messages; its log is in the run's.
+    """Run a module under Dagster Pipes with the harvester's connection. Return the module's messages.
 
-    `well` are further exit codes, beside 0, that are no failure. The password is only in the process's environment.
-    Raises Failure with the module's last error output.
+    The module's log becomes part of the run's log. `well` are the exit codes besides 0 that are no failure. The
+    password is passed only in the environment of the process, never in its arguments. Raises Failure with the module's
+    last error output.
     """
     resource = _resource(context, settings)
     config = resource.config()
@@ -316,7 +317,7 @@ def _numbers(summary: AuditSummary) -> dict[str, Any]:
 
 
 def _search_path() -> str:
-    # The process finds this code where Dagster found it, installed or not.
+    # The new process imports this code from the same folders as Dagster, whether the code is installed or not.
     return ":".join(path for path in sys.path if path)
 
 

@@ -53,13 +53,13 @@ def last_summary(
     audit_id: str | None = None,
     topics: Sequence[str] | None = None,
 ) -> AuditSummary:
-    """Return the summary of the last audit of this outbox and all its topics, among ids with the prefix
-    `audit.id_prefix`. With `audit_id` it is the summary of that audit and `topics`. With `audit.by_topic` the last
-    audits of each topic are combined into a single summary.
+    """Return the summary of the last audit of this outbox and all its topics. Audits whose ids lack the prefix
+    `audit.id_prefix` are ignored. If `audit_id` is given, return the summary of that audit, which must cover `topics`.
+    With `audit.by_topic`, but without `audit_id`, combine the last audit of each topic into a single summary.
 
     Raises AuditMissing if there is no such audit, or if a topic was not audited for `audit.fail_after_hours`;
-    OutboxTableError if the table is no table of summaries; NothingChecked if an audit of a topic compared no records,
-    unless that is allowed.
+    OutboxTableError if the table of summaries lacks columns; NothingChecked if the last audit of a single topic
+    compared no records and the settings do not allow that.
     """
     if audit_id is not None or not settings.audit.by_topic:
         return _last(connection, settings, outbox, topics or settings.topics, audit_id)
@@ -129,14 +129,14 @@ def _last_rows(
 
 
 def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSummary:
-    """Return the summary. Raises NothingChecked if it compared nothing and an empty audit is not allowed."""
+    """Return the summary. Raises NothingChecked if the audit compared nothing and the settings do not allow that."""
     if summary.is_empty and not settings.audit.allow_empty:
         raise summary.nothing_checked("set `allow_empty: true` below `audit`")
     return summary
 
 
 def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:
-    """Return the number of an audit's rows in each table of records, 0 for a table that does not exist."""
+    """Return the number of an audit's rows in each table of DETAIL_TABLES, 0 for a table that does not exist."""
     counts = {}
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         for name in DETAIL_TABLES:
@@ -151,7 +151,7 @@ def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int
 
 
 def sample(connection: psycopg.Connection[Any], audit_id: str, table: str) -> str:
-    """Return an audit's first rows in a table of records as a Markdown table; an empty text if there are no rows."""
+    """Return an audit's first rows in a detail table as a Markdown table; an empty text if there are no rows."""
     name, first = sql.Identifier(SCHEMA, table), sql.Literal(_SAMPLED_ROWS)
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(sql.SQL(_SAMPLE).format(table=name, rows=first), (audit_id,)).fetchall()

@@ -20,7 +20,7 @@ from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
-"""The same object for all outboxes: their definitions can be merged only if they share it."""
+"""One client for all outboxes, because definitions can be merged only if they share the same object."""
 
 
 class OutboxScaffoldParams(BaseModel):
@@ -74,7 +74,8 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         assets.append(written_assets(settings, settings.writer))
     audit_job = dg.define_asset_job(
         settings.audit_job_name,
-        # By keys, not by group: a project can change a group, and a key without an asset is an error at load.
+        # Selected by keys, not by group: a project can change a group, and Dagster refuses to load a key without an
+        # asset.
         selection=dg.AssetSelection.assets(*map(settings.audit_key, RESULTS)),
         executor_def=dg.in_process_executor,
         description="Audits, and judges what it found.",

@@ -1,11 +1,11 @@
-"""The run that harvests: a job with a single op, which starts the harvester and ends when the harvester ends.
+"""The run that harvests: a job with a single op. The op starts the harvester and ends when the harvester ends.
 
 Steps
 1. claim the run's row of heartbeats (`dagster_harvest.heartbeat`); the claim fails if another living run has the row
 2. start the harvester, which leads or is a standby
 3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
-4. end by SIGTERM when the run is terminated, when the harvester fails, when another run has claimed the row, or when
-   the supervisor requests another version: the harvester stops and hands leadership over, and the row records an
+4. end when Dagster terminates the run by SIGTERM, when the harvester fails, when another run has claimed the row, or
+   when the supervisor requests another version: the harvester stops and hands leadership over, and the row records an
    orderly stop
 """
 
@@ -42,11 +42,11 @@ DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
 WORKED_TAG = "harvest/worked"
-"""The tag of a run that has delivered for `healthy_after_working_seconds`. Failures of earlier runs do not delay the
-run after a run with this tag."""
+"""The tag of a run that has delivered for `healthy_after_working_seconds`. If a run with this tag fails, failures of
+earlier runs do not delay the next run."""
 
 VERSION_TAG = "harvest/version"
-"""The tag with the version of library and configuration with which a run was started."""
+"""The tag with the version that a run was started with: the version of library and configuration."""
 LEAVING_TAG = "harvest/hand_over_to"
 """The tag by which the supervisor requests a run to end, so that a run of another version can start."""
 
@@ -161,8 +161,8 @@ class _Daemon:
             yield
 
     def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:
-        """Listen, and log the address. Raises ConfigError if the address is unavailable and the settings name it; an
-        unavailable address from HARVEST_LISTEN, which all runs of a machine share, is only logged."""
+        """Listen, and log the address. Raises ConfigError for an address in the settings that is unavailable. An
+        unavailable address in HARVEST_LISTEN is only logged, because all runs of a machine share that variable."""
         host, port = parse_address(listen)
         address = f"[{host}]:{port + slot}" if ":" in host else f"{host}:{port + slot}"
         try:
@@ -264,7 +264,7 @@ class _Daemon:
             )
 
     def _leaves_for(self) -> str | None:
-        """Return the version for which the supervisor requests this run to end, None without a request."""
+        """Return the version to which the supervisor requests this run to hand over, None if there is no request."""
         run = None
         with _without_dagsters_storage():
             run = self._context.instance.get_run_by_id(self._context.run.run_id)

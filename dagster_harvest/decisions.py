@@ -1,9 +1,10 @@
 """Decides the supervisor's next step, so that exactly one run harvests. Pure functions of runs, heartbeat and time.
 
-A run is alive as long as it sends heartbeats, whatever its status in Dagster: the default launcher never notices that a
-run's process is gone, and the run stays STARTED for ever. If a run is STARTED in Dagster and has sent no heartbeat for
-`stale_after_seconds`, the supervisor gives it up and starts the next generation. The delay before a start grows with
-the number of runs that failed in a row. A run that has delivered for some time resets that number.
+A run counts as alive as long as it sends heartbeats, whatever its status in Dagster. The status is no proof, because
+the default launcher never notices that a run's process is gone, and the run stays STARTED for ever. If a run is STARTED
+in Dagster and has sent no heartbeat for `stale_after_seconds`, the supervisor gives it up and starts the next
+generation. The delay before a start grows with the number of runs that failed in a row. A run that has delivered for
+some time resets that number.
 
 A living run that was started with another version of the code or the configuration is requested to end in order, and
 the next generation begins with the present version.
@@ -75,7 +76,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The next generation has to begin now."""
+    """No run is alive: start the next generation now."""
 
     generation: int
     failures: int
@@ -123,7 +124,7 @@ def decide(
     failures = failures_in_a_row(newest_first, settings)
     if failures:
         delay = backoff_seconds(failures, settings)
-        # A dead run died at its last heartbeat; the backoff counts from there.
+        # A dead run counts as failed since its last heartbeat, so the backoff begins then.
         died = now - known.age_seconds if known and known.run_id == newest_first[0].run_id else now
         waited = now - min(newest_first[0].changed_at, died)
         if waited < delay:
@@ -142,8 +143,8 @@ def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
 
 
 def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings) -> int:
-    """Return the number of failed runs in a row, from the newest run back. The row ends at a run that did not fail, or
-    that lived or delivered for long enough before it failed; such a failed run still counts."""
+    """Return the number of failed runs in a row, from the newest run back. A run that did not fail ends the row. A
+    failed run that lived or delivered for long enough is the last one counted."""
     count = 0
     for run in newest_first:
         if run.phase != "failed":
@@ -157,8 +158,8 @@ def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSetting
 
 
 def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
-    """Return True if a run has done its work since the last report: it leads, and has delivered records, or no records
-    wait.
+    """Return True if a run has done its work since the last report: the run leads, and either has delivered records or
+    has no records to deliver.
 
     `waiting` is None if the size of the backlog is unknown.
     """

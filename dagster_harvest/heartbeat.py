@@ -1,9 +1,9 @@
 """The table of heartbeats, in the outbox's own database: a row per daemon, timed by Postgres's clock.
 
 Promises
-- A single run owns a row. A second run that claims it is refused while the first is alive, unless the second has a
-  later generation, which the supervisor gives to the successor of a dead run.
-- A run that was replaced learns that at its next heartbeat, however long it was frozen.
+- A single run owns a row. While that run is alive, a second run cannot claim the row, unless the second run has a later
+  generation. The supervisor gives a later generation to the successor of a dead run.
+- A replaced run detects the replacement at its next heartbeat, however long its process was frozen.
 - The row records an orderly stop of its run.
 """
 

@@ -22,13 +22,13 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
 class HeartbeatThread:
-    """Sends the heartbeats of a run from `start` to `close`. It waits while Postgres is unavailable."""
+    """Sends the heartbeats of a run from `start` to `close`. While Postgres is unavailable, the thread tries again."""
 
     def __init__(
         self, connect: Connect, outbox: OutboxTable, place: HeartbeatPlace, *, run_id: str, every_seconds: float
     ):
         self.was_succeeded = threading.Event()
-        """Set when another run has claimed the row: this run has to end."""
+        """Set when another run has claimed the row. This run must then end."""
         self._connect = connect
         self._outbox = outbox
         self._place = place
@@ -57,7 +57,7 @@ class HeartbeatThread:
         return claimed
 
     def close(self) -> None:
-        """Stop the thread. Record the orderly stop, unless Postgres is unavailable or another run has the row."""
+        """Stop the thread. Record the orderly stop if Postgres is available and the row still belongs to this run."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
@@ -80,7 +80,8 @@ class HeartbeatThread:
         self._is_away = False
 
     def _lost(self, error: BaseException) -> None:
-        """Log an error, unless an error was logged since the last heartbeat. The next heartbeat connects anew."""
+        """Log the first error since the last successful heartbeat, and close the connection. The next heartbeat opens
+        another."""
         if not self._is_away:
             reason = str(error) if isinstance(error, HarvestError) else reason_of(error)
             _log.warning("heartbeat_failed", extra={"reason": reason})

@@ -7,8 +7,8 @@ import dagster as dg
 from harvest_lib.subscriptions.backlog import Backlog
 
 IDLE_SECONDS = 900.0
-"""Interval of reports in seconds while nothing changes. A report is a log line and an event for each topic, each of
-1.5 kB: an idle run with a single topic writes 0.3 MB a day to Dagster's event log."""
+"""Interval of reports in seconds while nothing changes. A report is a log line, and an event for each topic. Each line
+and each event takes 1.5 kB, so an idle run with a single topic writes 0.3 MB a day to Dagster's event log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

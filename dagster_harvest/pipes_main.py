@@ -1,8 +1,8 @@
 """Run a module as a program under Dagster Pipes: `python -m dagster_harvest.pipes_main MODULE ARGUMENTS…`.
 
 Each line on standard output becomes a line of the run's log; a line with a JSON object also becomes a message. Lines on
-standard error become errors in the log. MODULE needs no code for Dagster. Output of Java does not pass through Python:
-it is in the run's captured output.
+standard error become errors in the log. MODULE needs no code for Dagster. Java's output does not pass through Python;
+Dagster has it in the run's captured output.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from pathlib import Path
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 STDERR_VARIABLE = "HARVEST_PIPES_STDERR"
-"""The variable that names a file for a copy of standard error, which explains why a job failed."""
+"""Name of the environment variable with the path of a file. The file gets a copy of standard error, so that the run's
+failure can quote it."""
 
 SUCCESS_CODES_VARIABLE = "HARVEST_PIPES_SUCCESS_CODES"
-"""The variable with exit codes, separated by commas, that are no failure: an audit that finds anomalies has such a
-code."""
+"""Name of the environment variable with the exit codes that are no failure, separated by commas. An audit that finds
+anomalies ends with such a code."""
 
 
 class Lines(io.TextIOBase):

@@ -28,7 +28,7 @@ def audit_plot(audits: Sequence[AuditSummary]) -> str:
             total = "" if values[-1] is None else f" {values[-1]:,.0f}"
             axes.plot(times, known, marker="o", markersize=3, label=f"{name}{total}")
         axes.set_title(title, loc="left")
-        # The scale is linear around zero, because good values are 0, and by two clocks a delay may be below 0.
+        # The scale is linear around zero, because good values are 0, and a delay measured by two clocks may be below 0.
         axes.set_yscale("symlog", linthresh=1)
         axes.grid(alpha=0.3)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")

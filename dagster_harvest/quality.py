@@ -1,6 +1,7 @@
 """Checks by contract (pandera) and by expectation suite (Great Expectations); both are imported when a check runs.
 
-A fault fails a single check: if another check judges a finding of the suite, the finding is only shown here.
+A fault fails only one check. If another check judges a finding of the suite, the suite's check shows the finding, but
+does not fail.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.database import translated
 
 SAMPLED_ROWS = 10_000
-"""The number of newest rows that a contract checks; the types of columns are those of the whole table."""
+"""The number of rows that a contract checks: the newest rows of the table. The types of columns hold for the whole
+table."""
 
 JUDGED_ELSEWHERE = frozenset(
     {

@@ -17,7 +17,7 @@ _REPORTED = ("records", "parts", "seconds", "already_filled")
 
 
 def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
-    """Return the asset and its job."""
+    """Return the definitions of the replays: an asset and its job."""
     job = dg.define_asset_job(
         settings.replay_job_name,
         selection=dg.AssetSelection.assets(settings.replay_key),
@@ -28,7 +28,8 @@ def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
 
 
 def replay_asset(settings: OutboxSettings, module: str = "harvest_lib.spark.replay") -> dg.AssetsDefinition:
-    """Return the asset; `module` is run as `python -m`, with the options of `harvest_lib.spark.replay`."""
+    """Return the asset of the replays. A run executes `module` by `python -m`, with the options of
+    `harvest_lib.spark.replay`."""
     replays = {each.subscription: each for each in settings.replays}
     before = [settings.outbox_key, *([settings.archive_key] if settings.archive is not None else [])]
 

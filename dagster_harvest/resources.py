@@ -2,7 +2,7 @@
 
 Promises
 - No value of this resource is a secret in clear text. `dsn` is an `EnvVar`: Dagster stores and shows only its name.
-  Secrets in the YAML are not copied from it. A connection string with a password is refused.
+  Secrets in the YAML stay there: the resource does not copy them. A connection string with a password is refused.
 - No file is read and no server is contacted before a run, a check or a tick needs the configuration.
 """
 
@@ -29,11 +29,12 @@ STATEMENT_TIMEOUT = "10s"
 
 
 class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
-    """Where the harvester's configuration is, and values that override it."""
+    """The harvester's configuration file, and single values that override the file's."""
 
     config_file: str | None = None
-    """The YAML file. Its values override HARVEST_* variables, which the whole process shares. By default it is the file
-    that HARVEST_CONFIG names, and the variables override its values. Without a file the variables alone count."""
+    """Path of the YAML file. The file's values override HARVEST_* variables, because the whole process shares the
+    variables. Default: the file that HARVEST_CONFIG names; the variables override the values of that file. Without any
+    file only the variables count."""
     dsn: str | None = None
     """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
     outbox_table: str | None = None
@@ -50,7 +51,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
         return super().get_resource_definition()
 
     def config(self, **overrides: Any) -> HarvestConfig:
-        """Read the configuration. Raises ConfigError, which names file, line and field and never a value."""
+        """Read the configuration. Raises ConfigError. The error names file, line and field, and never shows a value."""
         arguments = dict(overrides)
         if self.dsn is not None:
             arguments.setdefault("data_source", self.dsn)
@@ -72,7 +73,8 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
         return Harvest(self.config())
 
     def conninfo(self) -> str:
-        """Return the connection string with its password. It may go into a process's environment, never into a log."""
+        """Return the connection string with its password. Callers may put the string into a process's environment, but
+        must not log it."""
         return self.config().data_source.conninfo()
 
     @property
@@ -86,7 +88,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 
 
 def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
-    """Return the version of a run: the library's version and a digest of configuration and settings, without
+    """Return the version of a run: the library's version, and a digest of configuration and settings without their
     secrets."""
     parts = {
         "harvester": {**config.redacted(), "name": ""},  # the default name differs in each process

@@ -1,4 +1,5 @@
-"""The fields of an outbox in a `defs.yaml`. They hold no secrets: a field names a variable, never its value."""
+"""The fields of an outbox in a `defs.yaml`. No field holds a secret: a field names an environment variable, never the
+variable's value."""
 
 import re
 from collections import Counter
@@ -16,14 +17,14 @@ TABLES = ("summary", *DETAIL_TABLES)
 """The audit's tables in the schema `harvest_audit`."""
 VERIFIED = "verified"
 RESULTS = (*TABLES, VERIFIED)
-"""Results of an audit, each an asset."""
+"""The results of an audit. Each result is an asset."""
 
 
 class SparkWriterSettings(dg.Model, dg.Resolvable):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
     module: str = "harvest_lib.spark.flights.by_day"
-    """The module to run as `python -m` under Dagster Pipes. `dagster_harvest.assets` has its arguments."""
+    """The module to run as `python -m` under Dagster Pipes. `dagster_harvest.assets` makes the module's arguments."""
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
@@ -39,16 +40,17 @@ class SparkWriterSettings(dg.Model, dg.Resolvable):
 
 
 class Thresholds(dg.Model, dg.Resolvable):
-    """The values from which a check of the backlog warns, and from which it fails."""
+    """Limits of the backlog. A check warns from the lower limit on, and fails from the higher limit on."""
 
     backlog_age_warn_seconds: float = Field(default=60.0, gt=0)
-    """Default 60 s."""
+    """Age of the oldest waiting record from which the check warns. Default 60 s."""
     backlog_age_error_seconds: float = Field(default=600.0, gt=0)
-    """Default 600 s."""
+    """Age of the oldest waiting record from which the check fails. Default 600 s."""
     backlog_warn_records: int = Field(default=100_000, gt=0)
-    """Default 100,000 records; a larger number of waiting records is an estimate."""
+    """Number of waiting records from which the check warns. Default 100,000; larger numbers are estimates."""
     backlog_error_records: int | None = Field(default=None, gt=0)
-    """Default none: a large backlog alone is no error, but an old backlog is."""
+    """Number of waiting records from which the check fails. Default none: a large backlog is no error unless it is
+    old."""
 
     @model_validator(mode="after")
     def _rise(self) -> Self:
@@ -66,31 +68,31 @@ class DaemonSettings(dg.Model, dg.Resolvable):
 
     mode: Literal["run", "external"] = "run"
     """`run`: a Dagster run harvests, and the supervisor keeps it alive. `external`: `harvest run` harvests outside
-    Dagster, and is only observed."""
+    Dagster, and Dagster only observes it."""
     runs: int = Field(default=1, ge=1, le=100)
     """Number of runs that each code location keeps alive. Several runs share the shards. Default 1."""
     listen: str | None = None
     """Address `HOST:PORT` of a run's `/metrics`, `/livez`, `/readyz` and `/progress`. Several runs use consecutive
-    ports, from this port on. Default: the variable HARVEST_LISTEN, else none."""
+    ports, from this port on. Default: the address in the variable HARVEST_LISTEN; without it a run does not listen."""
     report_every_seconds: float = Field(default=10.0, ge=1)
-    """Interval of a run's reports of its numbers. Default 10 s."""
+    """Interval at which a run reports its numbers. Default 10 s."""
     heartbeat_every_seconds: float = Field(default=2.0, gt=0)
     """Interval of a run's heartbeats. Default 2 s."""
     stale_after_seconds: float = Field(default=15.0, gt=0)
     """A run without a heartbeat for this time is considered dead. Default 15 s."""
     check_every_seconds: int = Field(default=10, ge=1, le=30)
-    """Interval of the supervisor's ticks; Dagster runs a sensor every 5 s at most. Default 10 s."""
+    """Interval of the supervisor's ticks; Dagster evaluates a sensor at most once in 5 s. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
     """A launched run that has not started after this time is given up. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
-    """Delay of the next run after a failure; each further failure doubles the delay. Default 5 s."""
+    """Delay between a failure and the next run; each further failure doubles the delay. Default 5 s."""
     longest_backoff_seconds: float = Field(default=300.0, gt=0)
-    """The longest delay of the next run. Default 300 s."""
+    """The longest delay between a failure and the next run. Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
     """A run that has lived for this time resets the number of failures in a row. Default 300 s."""
     healthy_after_working_seconds: float = Field(default=30.0, gt=0)
-    """A run that has led for this time, and delivered records or had no backlog, resets the number too. Default 30 s.
-    """
+    """A run that has led for this time, and in that time delivered records or had no backlog, resets the number too.
+    Default 30 s."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -115,31 +117,33 @@ class AuditSettings(dg.Model, dg.Resolvable):
     arguments: Sequence[str] = ()
     """Further arguments of the module, such as `--id-column`. Default none."""
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """Prefix of the ids of this outbox's audits; audits with other ids do not count. Default none: the last audit of
-    this outbox and all of its topics counts, from any process."""
+    """Prefix of the ids of this outbox's audits; audits with other ids are ignored. Default none: every audit of this
+    outbox and all of its topics counts, whichever process ran it."""
     state_folder: str | None = None
-    """A folder in which audits keep their state, so that the next audit reads only later records. Every
-    process that audits must reach it. Default none: each audit reads everything."""
+    """A folder in which audits keep their state, so that the next audit reads only later records. Every process that
+    audits must reach the folder. Default none: each audit reads everything."""
     metrics_folder: str | None = None
     """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
     `<name>-<topic>.prom` if each topic is audited alone. Default none."""
     by_topic: bool = False
-    """True if each topic is a partition, which is audited alone. Checks judge the last audits of all topics together.
-    Default no: an audit reads all topics."""
+    """True if each topic is a partition of the audit's assets, and is audited alone. Checks judge the last audits of
+    all topics together. Default false: an audit reads all topics."""
     allow_empty: bool = False
-    """True if an audit that finds no committed record passes. Default no: it fails, since it proves nothing."""
+    """True if an audit that finds no committed record passes. Default false: such an audit fails, since it proves
+    nothing."""
     docs_folder: str | None = None
     """Folder in which Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"
     """Schedule, in UTC. Default at 3 every night."""
     warn_after_hours: float = Field(default=26.0, gt=0)
-    """If the last audit is older than this, its freshness is a warning. Default 26 hours."""
+    """Age of the last audit from which Dagster's freshness policy warns. Default 26 hours."""
     fail_after_hours: float = Field(default=50.0, gt=0)
-    """If the last audit is older than this, its freshness is a failure. Default 50 hours."""
+    """Age of the last audit from which Dagster's freshness policy fails. Default 50 hours."""
 
 
 class ArchiveSettings(dg.Model, dg.Resolvable):
-    """The archive of a native outbox: an asset with a partition for each closed segment, filled before its drop."""
+    """The archive of a native outbox: an asset with a partition for each closed segment. A sensor archives segments
+    before retention may drop them."""
 
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
@@ -153,11 +157,12 @@ class ReplaySettings(dg.Model, dg.Resolvable):
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The new subscription."""
     topics: Mapping[str, str] = Field(min_length=1)
-    """Destination topics by the original topics: `orders: orders.v2`."""
+    """Maps each original topic to its destination topic: `orders: orders.v2`."""
     archive: str | None = None
-    """The URL of the outbox's archive. Default: the outbox alone."""
+    """The URL of the outbox's archive. Default none: the replay reads the outbox alone."""
     without_dropped: bool = False
-    """True if records dropped from the outbox may be missing. Default no: the replay is refused."""
+    """True if the replay may lack records that were dropped from the outbox. Default false: such a replay is
+    refused."""
 
 
 class AssetKeys(dg.Model, dg.Resolvable):
@@ -173,7 +178,8 @@ class AssetKeys(dg.Model, dg.Resolvable):
     topic: str = "kafka/{topic}_topic"
     """Default `kafka/{topic}_topic`."""
     audit: str = "audit/{name}_audit_{result}"
-    """A result of the audit: `summary`, `lost` and so on, `verified`. Default `audit/{name}_audit_{result}`."""
+    """A result of the audit: `summary`, `lost`, `duplicates`, `reorderings`, `unknown` or `verified`. Default
+    `audit/{name}_audit_{result}`."""
     archive: str = "archive/{name}_archive"
     """Default `archive/{name}_archive`."""
     replay: str = "replay/{name}_replay"
@@ -210,10 +216,10 @@ _PLACES: Mapping[str, set[str]] = {
 
 
 class OutboxSettings(dg.Model, dg.Resolvable):
-    """An outbox as Dagster sees it."""
+    """The settings of an outbox in Dagster."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
-    """Name of the outbox in Dagster, which the names of its jobs, sensors and assets contain."""
+    """Name of the outbox in Dagster. The names of its jobs, sensors and assets contain this name."""
     table: str = "outbox"
     """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1)
@@ -223,15 +229,16 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
     writer: SparkWriterSettings | None = None
-    """Default none: other processes write."""
+    """The Spark job that writes into the outbox. Default none: other processes write."""
     upstream: Sequence[str] = ()
     """Keys of the assets that applications write in the same transactions, such as `postgres/orders`. In the lineage
-    these assets are upstream of the outbox. Default none. With a `writer` its table is upstream."""
+    these assets are upstream of the outbox. Default none. With a `writer` the list must be empty: the writer's table is
+    upstream."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
     archive: ArchiveSettings | None = None
-    """Default none: a segment is dropped without an archive, after every subscription has delivered it."""
+    """Default none: segments are dropped without being archived, after every subscription has delivered them."""
     replays: Sequence[ReplaySettings] = ()
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
@@ -269,7 +276,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def resource_key(self) -> str:
-        """Return the key of the resource."""
+        """Return the key of the outbox's `HarvesterResource`."""
         return f"{self.name}_harvester"
 
     @property

@@ -1,8 +1,9 @@
-"""The sensor that keeps one run of a daemon alive per code location and slot, or watches a harvester elsewhere.
+"""The sensor that keeps one run of a daemon alive per code location and slot, or watches an external harvester.
 
 A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides the tick's
 step. A tick queries brokers only if the harvester runs outside Dagster, limits each statement to some seconds, and
-never harvests. The cursor holds the last tick's observations as JSON; the tick's message has the same in words.
+never harvests. The cursor holds the last tick's observations as JSON; the tick's message has the same observations in
+words.
 """
 
 import json
@@ -34,9 +35,9 @@ from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""Seconds between two reports of unchanged verdicts, by mode. In the mode `run` the run itself reports numbers too."""
+"""Seconds between two reports of unchanged verdicts, per mode. In the mode `run` the run itself reports numbers too."""
 _REPORT_FAILURE_AGAIN_SECONDS = 60.0
-"""The oldest that the numbers of a failed check may be."""
+"""The longest time in seconds between two reports while a check fails."""
 
 _PHASES: dict[dg.DagsterRunStatus, Phase] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -52,8 +53,8 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
-    """Return the sensor. It is on by default, because an outbox is added to be harvested. In the mode `external` `job`
-    is None."""
+    """Return the sensor. It is on by default, because whoever adds an outbox wants it to be harvested. `job` is None in
+    the mode `external`."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -161,8 +162,8 @@ class _Tick:
             return None
 
     def _hand_over(self) -> None:
-        """Request an outdated run to end, so that a run of the present version can start. Of several outdated runs the
-        next is requested when all runs are alive again."""
+        """Request an outdated run to end, so that a run of the present version can start. Outdated runs are requested
+        one at a time: the next one when every slot has a living run again."""
         if self._leaving and self._all_are_there:
             self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
 
@@ -247,7 +248,8 @@ class _Tick:
         return events, words
 
     def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a verdict or the leader changed, or the last report is too old. Save the report in `state`."""
+        """Return True if a report is due: a verdict or the leader has changed, or the last report is too old. Save the
+        latest report in `state`."""
         before = self._seen.get("reported", {})
         now = time.time()
         reported = {

@@ -15,8 +15,8 @@ def defs() -> dg.Definitions:
         # Dagster's loader warns of its own inner parts, at each use.
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
-        # From the module, not from a project's file: an installed package has none.
+        # Found by the module, not by a project's file, because an installed package has no such file.
         tree = dg.ComponentTree.from_module(defs_module=folders_of_definitions, project_root=Path(__file__).parents[2])
         folders = tree.build_defs()
-    # A run is a single process: the work is Spark's, or librdkafka's.
+    # A run is a single process, because Spark or librdkafka does the work.
     return dg.Definitions.merge(folders, dg.Definitions(executor=dg.in_process_executor))

@@ -20,7 +20,7 @@ from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, Nothi
 from harvest_lib.postgres.database import connect
 
 ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
-"""If this variable is set, an audit that finds no committed record succeeds: an outbox may be new."""
+"""If this variable is set, an audit that finds no committed record succeeds, because an outbox may be new."""
 
 AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
 
@@ -31,7 +31,8 @@ _WRONG = {
     "duplicates_adjacent": ("sent twice in a row by one term", "duplicates"),
     "duplicates_separated": ("sent twice by one term, with other records of their key between", "duplicates"),
 }
-"""Columns of the summary that must be zero. Each has the meaning of its number, and the table with the records."""
+"""Columns of the summary that must be zero. Each column is mapped to the meaning of its number, and to the table that
+lists the records."""
 
 
 class AuditFailed(HarvestError):

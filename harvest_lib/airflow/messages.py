@@ -1,4 +1,4 @@
-"""Functions of the DAGs for single Kafka messages. Airflow's Kafka provider calls them by name."""
+"""Functions that DAGs apply to single Kafka messages. Airflow's Kafka provider finds the functions by their names."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The description of this package for Airflow: the connection type, and the fields in the form of a connection.
 
-All of Airflow's processes import this module, so it imports nothing itself.
+All of Airflow's processes import this module, so the module must load fast and imports only `typing`.
 """
 
 from typing import Any

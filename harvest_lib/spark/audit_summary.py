@@ -1,6 +1,6 @@
 """The result of an audit: the numbers of a row of `harvest_audit.summary`.
 
-This module is outside the package `harvest_lib.spark.audit`, which needs Spark: readers of the table do not need it.
+This module is outside the package `harvest_lib.spark.audit`, which needs Spark: readers of the table do not need Spark.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ MUST_BE_ZERO = (
     *("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "other_contents"),
     "keys_with_gaps",
 )
-"""The counts of an `AuditSummary` that must be zero for it to be `ok`."""
+"""Counts of an `AuditSummary`. The audit is `ok` only if all of these counts are zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,16 @@ class AuditSummary:
     """Records in Kafka, of any kind."""
     committed: int
     lost: int
-    """Committed records that the harvester counts as delivered and that are not in Kafka."""
+    """Committed records that the harvester counts as delivered, but that are not in Kafka."""
     duplicates_adjacent: int
-    """Copies of a record by a term that had sent it before, directly after it in the key's sequence."""
+    """Repeated copies of a record, sent by a term that had sent the record before. In the key's sequence no other
+    record is between the two copies."""
     duplicates_separated: int
-    """Copies of a record by a term that had sent it before, with other records of the key in between."""
+    """Repeated copies of a record, sent by a term that had sent the record before. In the key's sequence other records
+    are between the two copies."""
     duplicates_cross_epoch: int
-    """Copies of a record by a new term after an earlier term had sent it: it was in flight when that term ended."""
+    """Repeated copies of a record, sent by a term that had not sent the record before. The record was in flight when an
+    earlier term ended."""
     reordered: int
     """Records whose first copy follows a record of the same key with a higher outbox id."""
     unknown: int
@@ -59,7 +62,8 @@ class AuditSummary:
     order. None if `keys` is None."""
     other_contents: int = 0
     """Records in Kafka that have the id of a committed record, but another value. The database was restored to an
-    earlier time and assigned ids again, or a row was changed after its delivery. Such a record counts as no copy."""
+    earlier time and assigned ids again, or a row was changed after its delivery. Such a record does not count as a
+    copy."""
 
     @property
     def is_empty(self) -> bool:

@@ -53,8 +53,8 @@ def tell(text: str) -> None:
 def run(command: Callable[[], int | None], *, interrupted: str) -> int:
     """Run a command; return its exit code, 0 if it returns None.
 
-    A HarvestError is printed, and its exit code returned. On an interrupt the text `interrupted` is printed (the next
-    step, or what is unchanged), and 130 returned.
+    A HarvestError is printed, and its exit code returned. On an interrupt the text `interrupted` is printed, and 130 is
+    returned. The text has the next step, or says what is unchanged.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a broken gateway is logged once, by the command
     try:

@@ -1,10 +1,10 @@
-"""Errors that only a Spark job raises; the rest is in `harvest_lib.errors`."""
+"""Errors that only a Spark job raises. All other errors are in `harvest_lib.errors`."""
 
 from harvest_lib.errors import DatabaseError, HarvestError
 
 
 class SourceError(HarvestError):
-    """The source of a batch is missing, or is not as it should be: the message names it and the fault."""
+    """The source of a batch is missing, or is not as it should be: the message names the source and the fault."""
 
     exit_code = 3
 

@@ -49,15 +49,15 @@ def sink(
     allow_empty: bool = False,
     through: Through = "jdbc",
 ) -> BatchReport:
-    """Write the frame's rows as records, and into the business `table` if given; return the batch's report.
+    """Write the frame's rows as records, and also into the business `table` if one is given. Return the batch's report.
 
     The batch is committed as a whole or not at all. Columns of the frame go into the table's columns of the same name;
     `batch_column` is a column of the table that gets the batch's id. The frame must be the same each time it is
     computed: Spark computes parts of it again when tasks fail.
 
-    `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not, and is faster, but it
-    writes records alone: key and headers must be strings or integers, the value a single column, and `order_by` numbers
-    or times. The driver's memory must hold all rows of a partition.
+    `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not need that driver, and is
+    faster, but writes no business rows. Key and headers must then be strings or integers, the value a single column,
+    and the columns in `order_by` numbers or times. The driver's memory must hold all rows of a partition.
 
     Raises ConfigError (a column, a type), OutboxTableError, RecordError (no key, too long), EmptyBatch unless
     `allow_empty`, BatchConflict (the id was used for other data), PromotionRefused or another DatabaseError.
@@ -94,11 +94,12 @@ def foreach_batch(
     batch_column: str | None = None,
     through: Through = "jdbc",
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function for `DataStreamWriter.foreachBatch`: each micro-batch is promoted once, under `stream:number`.
+    """Return a function for `DataStreamWriter.foreachBatch`. The function promotes each micro-batch once, as the batch
+    `stream:number`.
 
-    A stream that restarts from its checkpoint repeats its last micro-batch; the ledger has it, so it is not written
-    again. A stream that lost its checkpoint counts from 0 again. The ledger has the same numbers with other data, so
-    the batch is refused (BatchConflict), and the stream needs a new name.
+    A stream that restarts from its checkpoint repeats its last micro-batch. If that batch is in the ledger, it is not
+    written again. A stream that lost its checkpoint numbers its micro-batches from 0 again. The ledger has these
+    numbers with other data, so such a micro-batch is refused (BatchConflict), and the stream needs a new name.
     """
     if not stream:
         raise ConfigError("the stream has no name", field="stream", next_step="name it: its batches are known by that")

@@ -1,14 +1,15 @@
-"""Evidence that a server was not restored to an earlier time: it still has the last rows that a snapshot saw.
+"""Evidence that a server was not restored to an earlier time: the server still has the last rows that a snapshot saw.
 
-A Postgres that was restored to an earlier time assigns the ids of transactions and records a second time. To an older
-snapshot the rows with repeated ids count as seen, so a reader that continues from that snapshot would skip them.
-At first the server's log, or its newest transaction id, shows the restore: it ends before the snapshot. New writes soon
-pass the snapshot. Two signs last: the last rows that the snapshot saw are gone, or there are rows that the snapshot
-would have seen and did not. So the offset of a stream and the state of an audit include the last rows.
+A Postgres that was restored to an earlier time assigns the ids of transactions and records a second time. A snapshot
+from before the restore counts the rows with repeated ids as seen, so a reader that continues from that snapshot would
+skip these rows. At first the end of the server's log, or its newest transaction id, is before the snapshot and reveals
+the restore. New writes soon take both past the snapshot. Two signs remain: the last rows that the snapshot saw are
+gone, or there are rows that the snapshot should have seen and did not. So the offset of a stream and the state of an
+audit include the last rows.
 
 Promises
 - `require_seen` passes only if all transactions that had ended in the snapshot have ended on this server, and exactly
-  the same last rows are there. It detects a restore as long as a segment with any of the last rows exists.
+  the same last rows are there. The check detects a restore as long as a segment with any of the last rows exists.
 - Rows of segments that were dropped since then do not count as missing.
 """
 
@@ -25,13 +26,13 @@ from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.source.pg_snapshot import Snapshot
 
 SeenRows = Mapping[str, Any]
-"""`rows` are pairs of id and digest of the last rows in the order of (transaction, id). They begin at the pair `from`,
-and leave out ids below `floor`. JSON can represent the mapping unchanged."""
+"""The evidence for a snapshot. `rows` are pairs of id and digest: those of the last rows in the order of (transaction,
+id). The rows begin at the pair `from`, and none has an id below `floor`. The mapping can be stored as JSON."""
 
 _ROWS = 16
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**63 - 1
 
-# Forces the index on (transaction_id, id), whatever the statistics of a table that grows at its end.
+# Forces the index on (transaction_id, id), whatever the statistics say about a table that grows at its end.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
 
 # Each range lies between two transactions that were in progress: rows of an open transaction are skipped.

@@ -37,7 +37,7 @@ logger.aborted.level = off
 
 
 def jdbc_jars(option: str | None) -> list[Path]:
-    """Return the paths of jars in the option, else in the variable HARVEST_SPARK_JARS; both are separated by commas.
+    """Return the paths of jars in the option, else in HARVEST_SPARK_JARS. Both are lists of paths, separated by commas.
 
     Raises ConfigError when no jar is named or a jar does not exist.
     """
@@ -62,9 +62,8 @@ def spark_session(
     """Start a Spark session on two local cores, and stop it when the block ends.
 
     With `is_long` Java compiles more thoroughly, which pays off in a long job. If the process already has a running
-    session, that session is used, and left running. Everything Spark writes (shuffle
-    files, warehouse, copies of jars) goes below `work_folder`, which the caller removes. Raises ConfigError when Java
-    is missing.
+    session, that session is used, and left running. Everything that Spark writes (shuffle files, warehouse, copies of
+    jars) is below `work_folder`; the caller removes that folder. Raises ConfigError when Java is missing.
     """
     if (running := SparkSession.getActiveSession()) is not None:
         yield running

@@ -1,7 +1,7 @@
 """An asynchronous client of Dagster's GraphQL API that starts and follows runs.
 
 Methods return plain values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable`
-may be temporary: the caller may try again.
+may be temporary; after this error the caller may try again.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The work of a run. `steps` is the number of steps that succeeded, checks are named `asset:check`, and `failures`
-    describes all failures of steps in a single line."""
+    """The work of a run. `steps` is the number of steps that succeeded. `planned`, `passed` and `failed` are checks,
+    each named `asset:check`. `failures` describes all failures in a single line."""
 
     steps: int
     planned: frozenset[str]
@@ -96,8 +96,8 @@ class DagsterClient:
     async def find_job(self, name: str, location: str = "") -> Job:
         """Return the job with its repository and code location.
 
-        Raises JobMissing if no location has the job, or if several have it and `location` is empty; DagsterUnreachable
-        if the job may be in a location that does not load.
+        Raises JobMissing if no location has the job, or if `location` is empty and several locations have the job;
+        DagsterUnreachable if the job may be in a location that does not load.
         """
         answer = _expect(await self._ask(queries.JOBS), "workspaceOrError", "Workspace")
         entries = [entry for entry in answer["locationEntries"] if location in {"", entry["name"]}]
@@ -144,7 +144,8 @@ class DagsterClient:
         return next(iter(await self._runs({"runIds": [run_id]})), None)
 
     async def launch(self, job: Job, *, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
-        """Start a run. If the connection breaks, the run may have started nevertheless: search for its tags."""
+        """Start a run. If the connection breaks, the run may have started nevertheless: search for runs with these
+        tags."""
         parameters = {
             "selector": {
                 "jobName": job.name,
@@ -248,7 +249,8 @@ class DagsterClient:
 
 
 def _tls_trouble(error: BaseException, source: str) -> str:
-    """Return the next step after a failure of TLS, which no retry can cure; empty for any other failure."""
+    """Return the next step after a TLS failure, an empty text after any other failure. No retry can cure a TLS
+    failure."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -49,7 +49,8 @@ class Endpoint:
     ca_file: str = ""
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return the TLS context, False for no check. It reads files, so call it outside an event loop's thread."""
+        """Return the TLS context, or False if no certificate is checked. The call reads files, so make it outside the
+        thread of an event loop. Raises DagsterRefused if `ca_file` cannot be read."""
         if not self.url.startswith("https:") or not self.verify:
             return False
         if not self.ca_file:

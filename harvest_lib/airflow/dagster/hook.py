@@ -37,12 +37,13 @@ class DagsterHook(BaseHook):
     async def client(self) -> DagsterClient:
         """Return a client, which is an asynchronous context manager.
 
-        Raises ConnectionMissing, or DagsterRefused for an invalid connection. It does not block the event loop.
+        This call does not block the event loop. Raises ConnectionMissing, or DagsterRefused for an invalid connection.
         """
         return DagsterClient(await self._endpoint())
 
     def test_connection(self) -> tuple[bool, str]:
-        """Query Dagster's version. Return True and the version if it answers, else False and the error."""
+        """Query Dagster's version. Return two values: True and the version if Dagster answers, else False and the
+        error."""
         try:
             version, url = asyncio.run(self._version())
         except DagsterError as error:

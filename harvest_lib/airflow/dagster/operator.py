@@ -1,10 +1,10 @@
-"""The operator that starts a Dagster job once, and waits for it without holding a worker, and its trigger.
+"""The operator that starts a Dagster job once and waits for it without occupying a worker; the operator's trigger.
 
-The operator defers to the trigger at once. The trigger follows the steps of `wait`; it may be moved, killed and
-restarted at any point. If Airflow retries the task, the new try adopts a run that has not ended or has succeeded; if
-the run of an earlier try failed, the new try starts a new run. Clearing the task also starts a new run: the run's tag
-includes the number of tries before the task was cleared. Killing the task in Airflow ends the run in Dagster; a timeout
-does not.
+The operator defers to the trigger at once. The trigger follows the steps of the module `wait`; Airflow may move, kill
+and restart the trigger at any point. If Airflow retries the task, the new try adopts a run that has not ended or has
+succeeded; if the run of an earlier try failed, the new try starts a new run. Clearing the task also starts a new run,
+because the run's tag includes the number of tries before the task was cleared. Killing the task in Airflow ends the run
+in Dagster; a timeout of the task does not end the run.
 
 The process of the trigger reads Dagster's address and credentials from the Airflow connection `conn_id`. The trigger's
 arguments have only the name of the connection, so that no secret gets into Airflow's database.
@@ -34,10 +34,10 @@ _BACKSTOP = timedelta(minutes=2)
 
 
 class DagsterRunTrigger(BaseTrigger):
-    """The trigger that waits for a run, and fires once, with the result of `wait.outcome`."""
+    """The trigger that waits for a Dagster run, and fires once, with the result of `wait.outcome`."""
 
     def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
-        """Make a trigger. `request` and `attempt` are the fields of `Request`, `attempt` as a mapping."""
+        """Make a trigger. `attempt` has the fields of `TaskAttempt`; `request` are the other fields of `Request`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.conn_id = conn_id
         self.request = Request(attempt=TaskAttempt(**attempt), **request)
@@ -64,9 +64,9 @@ class DagsterRunTrigger(BaseTrigger):
 class DagsterJobOperator(BaseOperator):
     """Start a Dagster job, once for all tries of this task, and wait for it in the triggerer.
 
-    Returns the run's id and address. Raises DagsterRunFailed (with cause, evidence and next step) when the run failed,
-    was not finished within `wait`, or Dagster was unreachable for `patience`; fails permanently, without another try,
-    when Dagster has no such job, refuses the run, or ran nothing in it.
+    Returns the run's id and address. Raises DagsterRunFailed, with cause, evidence and next step, if the run fails or
+    does not finish within `wait`, or if Dagster is unreachable for `patience`. Fails permanently, without another try,
+    if Dagster has no such job or refuses the run, or if the run executes nothing.
     """
 
     template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config", "conn_id")
@@ -89,8 +89,8 @@ class DagsterJobOperator(BaseOperator):
         """Make the task. `location` is needed only if several code locations have a job of this name.
 
         `partition` is the partition to run, if the job is partitioned. `conn_id` names an Airflow connection of type
-        `dagster`; if there is no connection `dagster_default`, the address in DAGSTER_URL is used. A run that succeeds
-        without a step, or without evaluating a planned check, fails the task unless `allow_empty`.
+        `dagster`; if there is no connection `dagster_default`, the address in DAGSTER_URL is used. If `allow_empty` is
+        False, a run that succeeds without executing a step, or without evaluating a planned check, fails the task.
         """
         super().__init__(**arguments)
         self.job_name = job_name
@@ -104,7 +104,7 @@ class DagsterJobOperator(BaseOperator):
         self.allow_empty = allow_empty
 
     def execute(self, context: "Context") -> None:
-        """Hand over to the trigger; the worker is free from here on."""
+        """Hand over to the trigger. The worker is then free for other tasks."""
         trigger = DagsterRunTrigger(
             conn_id=self.conn_id,
             job_name=self.job_name,
@@ -117,18 +117,19 @@ class DagsterJobOperator(BaseOperator):
             patience_seconds=self.patience.total_seconds(),
             allow_empty=self.allow_empty,
         )
-        # An error by Airflow's own timeout has no cause. The timeout is for the case that no triggerer runs at all.
+        # Airflow's own timeout raises an error without a cause. So this timeout is longer than `wait`: it only ends the
+        # wait if no triggerer runs at all.
         self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)
 
     def on_kill(self) -> None:
-        """End this process: a worker's, or the process of `dag.test()`, in which the trigger waits too.
+        """End this process: a worker's process, or the process of `dag.test()`, in which the trigger runs too.
 
         Airflow's own handler of SIGTERM only calls this method, and does not end the process.
         """
         raise SystemExit(128 + signal.SIGTERM)
 
     def completed(self, context: "Context", event: dict[str, str]) -> dict[str, str]:  # noqa: ARG002 - Airflow's
-        """Return or raise the outcome that the trigger found."""
+        """Return the id and the address of a run that succeeded. Raise the error for any other outcome."""
         if event["outcome"] == "succeeded":
             self.log.info("the Dagster run succeeded: %s", event["url"])
             return {"run_id": event["run_id"], "url": event["url"]}

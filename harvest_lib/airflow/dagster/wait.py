@@ -1,8 +1,8 @@
 """Find the Dagster run of a task, or start a run once, and wait for its end. This module knows nothing of Airflow.
 
     1. search for a run with the task's tag `airflow/task`; if there is none, start a run with that tag
-    2. search again, since another process may have started a run too: the older run counts, and the newer is ended
-    3. query the run until it has finished, Dagster refuses, Dagster is unreachable for too long, or time is over
+    2. search again, since another process may have started a run too: the older run counts, the newer run is ended
+    3. query the run until it has finished, Dagster refuses, Dagster is unreachable for too long, or the deadline passes
 
 All state is in the arguments and in Dagster, so the process may be killed and restarted at any point.
 """
@@ -38,7 +38,7 @@ class DagsterRunUnfinished(DagsterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAttempt:
-    """A try of an Airflow task: the task's path, and the number of the try."""
+    """One try of an Airflow task: the task's path, and the number of the try."""
 
     task: str
     number: int
@@ -52,7 +52,7 @@ class TaskAttempt:
         """Return the run that counts for this attempt, None if a run has to be started. `runs` begin with the oldest.
 
         A run that has not failed counts for every try of the task; a failed run counts only for the try that started
-        it. The oldest run that has not failed comes first.
+        it. The oldest run that has not failed takes precedence.
         """
         ours = [run for run in runs if not run.failed or run.tags.get(TRY_TAG) == str(self.number)]
         # A run that was ended as the newer of two must not count as the attempt's failure.
@@ -63,10 +63,10 @@ class TaskAttempt:
 class Request:
     """The request for a run: the job, the attempt, and how long to wait.
 
-    `location` may be empty if a single code location has the job, `partition` if the job has no partitions. `deadline`
-    is Unix time, so that a restart does not move it; `patience_seconds` is the longest time for which Dagster may be
-    unreachable. A run that succeeded without a step, or with a check that was not evaluated, counts as a success only
-    with `allow_empty`.
+    `location` may be empty if a single code location has the job. `partition` is empty if the job has no partitions.
+    `deadline` is Unix time, so that a restart does not move it; `patience_seconds` is the longest time for which
+    Dagster may be unreachable. A run that succeeded without a step, or with a check that was not evaluated, counts as a
+    success only with `allow_empty`.
     """
 
     job_name: str
@@ -99,7 +99,7 @@ async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
 
 
 def failure(error: DagsterError) -> dict[str, str]:
-    """Return an error in the form of `outcome`."""
+    """Return the mapping that `outcome` returns for an error."""
     refused = isinstance(error, JobMissing | DagsterRefused | DagsterRunEmpty)
     parts = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
     return {"outcome": "refused" if refused else "failed", **parts}

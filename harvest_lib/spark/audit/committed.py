@@ -9,9 +9,9 @@ All reads of one audit see the same snapshot, which a read-only transaction on t
 read the same rows, however often and whenever they read.
 
 Row-level security could hide rows from the audit's role, and a loss of hidden rows in Kafka would go unnoticed. So the
-audit refuses a table if it does not see all rows of it. It checks the policies after it has read the table, when its
-locks prevent changes of the policies. It also refuses tables that were rewritten or emptied after the snapshot was
-taken: the snapshot does not show their rows.
+audit refuses a table with hidden rows. It checks the policies after it has read the table, because from then on its
+locks prevent changes of the policies. The audit also refuses tables that were rewritten or emptied after the snapshot
+was taken, because the snapshot does not show their rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,8 @@ _OUTER: Mapping[str, sql.Composable] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Business:
-    """The business table whose records are audited. Its ledger is the table of the same name with `_batches`.
+    """The business table whose records are audited. The name of its ledger is the table's name with `_batches`
+    appended.
 
     `id_column` is an integer column. The header `id_header` of a row's record has the same value.
     """
@@ -107,7 +108,7 @@ class Taken:
     def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
         """Return the committed records with the columns record, since, state, content and is_new.
 
-        `still_open` are records that earlier audits did not find in Kafka: their state is read again.
+        `still_open` are records that earlier audits did not find in Kafka. The state of these records is read again.
         """
         rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))
         if self.states is None:
@@ -115,7 +116,8 @@ class Taken:
                 return rows
             known = self._among(spark, self.everything, still_open, ranges)
             return rows.unionByName(known.withColumn("is_new", F.lit(False)))
-        # Nearly all committed records are purged, so the small side of the join is the few that are not.
+        # Nearly all committed records are purged, so the few records that are not purged are the small side of the
+        # join.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
         return rows.withColumn("content", F.lit(None).cast("bigint"))  # the values of purged rows are unknown
@@ -152,7 +154,8 @@ class Taken:
 def known_from(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, committed: Committed
 ) -> tuple[Committed, Sequence[SubscriptionShard]]:
-    """Return the source of committed records, `outbox` or `ledger`, and the subscription's shards if they were read.
+    """Return two values: the source of committed records, `outbox` or `ledger`, and the subscription's shards. The
+    shards are empty if they were not read.
 
     `auto` chooses the outbox for a native table, unless its subscription marks rows. Raises OutboxTableError, or
     CheckpointError if the outbox has subscriptions, but none of this name.
@@ -177,8 +180,8 @@ def taken_from_outbox(
     target: JdbcTarget,
     before: str | None = None,
 ) -> Taken:
-    """Return the reads of a native outbox for the topics. `before` is the snapshot of an earlier audit, whose rows
-    `committed` leaves out.
+    """Return the reads of a native outbox for the topics. `before` is the snapshot of an earlier audit: `committed`
+    leaves out the rows that this snapshot saw.
 
     The connection must be in the transaction that keeps the snapshot.
     """
@@ -222,7 +225,8 @@ def taken_from_ledger(
     topics: Sequence[str],
     target: JdbcTarget,
 ) -> Taken:
-    """Return the reads of the business rows of the ledger's batches, and of rows that still wait or are parked."""
+    """Return the reads of an outbox whose rows are deleted on delivery: business rows of the batches in the ledger, and
+    outbox rows that still wait or are parked."""
     table, ledger = OutboxTable.parse(business.table), OutboxTable(name_parts(business.table, "_batches"))
     _check_business(connection, table, ledger, business.id_column)
     id_column = sql.Identifier("b", business.id_column)
@@ -348,5 +352,5 @@ def _ranges(records: DataFrame) -> list[tuple[int, int]]:
 
 
 def _unbound(condition: sql.Composable) -> sql.SQL:
-    """Return a condition for a statement without bound values: each doubled % in it becomes a single %."""
+    """Return the condition for a statement without bound values: each doubled % in the condition becomes a single %."""
     return sql.SQL(condition.as_string(None).replace("%%", "%"))

@@ -13,8 +13,8 @@ key's records in one partition of a topic; outbox ids should ascend in it. A key
 topic is lost, reordered or unknown. This module knows neither Kafka nor Postgres.
 
 A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, content,
-`is_settled` (false if the copy may be later than the snapshot of Postgres) and `is_judged` (false also if the outbox
-has dropped the record). A frame `committed` has record, since, state, content (null if it is unknown, and then not
+`is_settled` (false if the copy may be later than the snapshot of Postgres) and `is_judged` (also false if the outbox
+has dropped the record). A frame `committed` has record, since, state, content (null if it is unknown; a null is not
 compared) and `is_new` (false if an earlier audit counted the record).
 
 A message with the id of a committed record, but with another content, is no copy of that record: the id was assigned
@@ -30,7 +30,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 MUST_COME, PARKED, WAITS = 0, 1, 2
-"""States of a committed record: the harvester has delivered it, could not send it, or has not reached it yet."""
+"""States of a committed record: the harvester has delivered the record, could not send it, or has not reached it
+yet."""
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
 """Kinds of a repeated copy of a record. A copy from a term that had not sent the record before is `cross_epoch`."""
@@ -41,7 +42,7 @@ LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown
 COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at", "content")
 """The columns of a copy."""
 ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id", "has_gap")
-"""The columns of the end of a sequence: the place and the record of its last copy, the `outbox_id` of its last copy
+"""The columns of the end of a sequence: offset and record of the sequence's last copy, the `outbox_id` of the last copy
 that repeats no earlier copy, and whether a record of the key was out of order or unknown (`has_gap`)."""
 
 _PLACE = ("topic", "partition", "offset")
@@ -91,7 +92,8 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
         F.coalesce(differs, F.lit(False)).alias("has_others"),
         "content",
-        # Records without a settled copy: the next audit reads their copies again, and needs these records for that.
+        # Records without a settled copy. The next audit reads the copies of these records again, so it reads the
+        # records again too.
         (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
         F.when(
             known & (F.col("copies") > 0) & (F.col("before") == 0), _milliseconds("at") - _milliseconds("since")
@@ -109,9 +111,10 @@ def others(observed: DataFrame, differing: DataFrame) -> DataFrame:
 
 
 def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Return the copies of records with several copies, each with its relation to the record's copies before it.
+    """Return the copies of all records with several copies. Each copy has its relation to the record's earlier copies.
 
-    `repeated` are these records. The copies in `earlier`, from earlier audits, are compared, but not returned.
+    `repeated` are the records with several copies. `earlier` are copies from earlier audits: this function compares
+    them, but does not return them.
     """
     copies = observed.select(*COPY, "is_settled", F.lit(1).alias("turn"))
     if earlier is not None:
@@ -146,8 +149,8 @@ def by_sequence(
     """Return a row for each copy, with the findings on the copy and on its key.
 
     `repeated` is the result of `repeats`, `ends` the ends of sequences from the last audit, `unknown` the records that
-    were never committed, `lost` topic and key of each lost record, and `other` the result of `others`. Each is None if
-    there are none. Rows of `ends`, `lost` and `other` are returned too, with `is_there` false.
+    were never committed, `lost` topic and key of each lost record, and `other` the result of `others`. An argument is
+    None if it would have no rows. Rows of `ends`, `lost` and `other` are returned too, with `is_there` false.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))
     if repeated is not None:
@@ -170,8 +173,8 @@ def by_sequence(
     if other is not None:
         is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")
         rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
-    # Sorted by a hash first, which a sort compares faster than whole rows. Rows that are shuffled and sorted by key
-    # need no second shuffle or sort for the sequences of the key.
+    # Rows are sorted by a hash first, because a sort compares hashes faster than whole rows. Rows that are shuffled and
+    # sorted by key need no second shuffle or sort for the sequences of the key.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
     so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -205,7 +208,7 @@ def by_sequence(
         *(name for name in judged.columns if name not in {"hashed", "is_lost", "is_unknown", "has_gap"}),
         (F.row_number().over(of_key) == 1).alias("is_key"),
         F.max(_any_of("is_lost", "has_gap") | is_wrong).over(whole).alias("is_key_wrong"),
-        # For the next audit: it reads unsettled copies again, and searches lost records again.
+        # What the next audit takes over: it reads unsettled copies again, and searches for lost records again.
         F.max(_any_of("has_gap") | (is_wrong & _any_of("is_settled"))).over(whole).alias("has_gap"),
     )
 
@@ -236,7 +239,8 @@ def _milliseconds(name: str) -> Column:
 
 
 def record_numbers() -> list[Column]:
-    """Return the aggregates over the result of `by_record`. Most have a name of a column in `harvest_audit.summary`."""
+    """Return the aggregates over the result of `by_record`. Most aggregates are named like a column of
+    `harvest_audit.summary`."""
     return [
         _count(F.col("is_committed")).alias("committed"),
         _count(F.col("is_lost")).alias("lost"),
@@ -256,7 +260,8 @@ COPY_NUMBERS = ("ours", "duplicates_adjacent", "duplicates_separated", "duplicat
 
 
 KEY_NUMBERS = ("keys", "keys_with_gaps")
-"""Counts of keys in `copy_numbers`. They cover all audits so far, since each audit has the ends of all sequences."""
+"""Counts of keys in `copy_numbers`. The counts cover all audits so far, because each audit has the ends of all
+sequences."""
 
 
 def copy_numbers() -> list[Column]:
@@ -280,7 +285,8 @@ def _count(condition: Column) -> Column:
 
 
 def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the delays in an observation by their names in the summary; None if nothing was delivered."""
+    """Return the delays in an observation, keyed by their names in the summary. The delays are None if nothing was
+    delivered."""
     middle, high, highest = found["delays_ms"] or (None,) * len(_PERCENTILES)
     return {
         "delay_p50_ms": middle,

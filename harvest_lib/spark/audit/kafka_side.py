@@ -31,14 +31,16 @@ _HEADER_BYTES = 25
 IS_STAMP = (
     f"h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES} AND substring(h.value, 1, 1) = X'{VERSION:02X}'"
 )
-"""SQL that is true if the header `h` is the harvester's: a row may have other headers of this name."""
+"""SQL that is true if the header `h` is the harvester's. The name is no proof, because a row may have other headers of
+this name."""
 # Takes the last such header, as `harvest_lib.record.header.origin_of` does.
 _STAMP = f"try_element_at(filter(headers, h -> {IS_STAMP}), -1).value"
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
 """SQL for the fields of the column `stamp`: the outbox id, and the id of the term that sent the record."""
 CONTENT = "CASE WHEN value IS NULL THEN 0 ELSE CAST(conv(substr(sha2(value, 256), 1, 16), 16, -10) AS bigint) END"
-"""SQL for the digest of a message by `harvest_lib.audit.records.content_of`, as a number; 0 for a tombstone."""
+"""SQL for the digest of a message: the 8 bytes of `harvest_lib.audit.records.content_of` as a number, 0 for a
+tombstone."""
 _OWN_ID = "CAST(try_element_at(filter(headers, h -> h.key = {name}), -1).value AS string)"
 _LEGAL_ID = r"^[\x20-\x7e]{1,200}$"
 
@@ -64,7 +66,8 @@ class SparkTopics:
         self._java = java_settings(settings)
 
     def logs(self) -> Logs:
-        """Return the current range of committed records in each partition. It ends before the first open transaction.
+        """Return the current range of committed records in each partition. A range ends before the first open
+        transaction.
 
         Raises TopicMissing, KafkaUnavailable, KafkaAccessDenied, or ConfigError for settings librdkafka does not take.
         """
@@ -84,7 +87,7 @@ class SparkTopics:
     def settled_logs(self) -> Logs:
         """Return the current range of each partition, after all transactions in it were committed or aborted.
 
-        Raises as `logs`, and TransactionOpen if a transaction stays open.
+        Raises the errors of `logs`, and TransactionOpen if a transaction stays open.
         """
         logs = self.logs()
         ends = settled_ends(self._settings, logs, patience_seconds=_OPEN_SECONDS)
@@ -122,7 +125,8 @@ class SparkTopics:
             raise
 
     def ids(self) -> Mapping[str, str]:
-        """Return Kafka's id of each topic, which changes when the topic is recreated; empty if it is unknown."""
+        """Return Kafka's id of each topic, which changes when the topic is recreated. An unknown id is an empty
+        text."""
         with AdminClient(client_settings(self._settings)) as admin:
             found = {}
             for name in self.names:
@@ -137,11 +141,12 @@ class SparkTopics:
         self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
     ) -> DataFrame:
         """Return the harvester's records and all sequenced messages in the ranges `logs`, with the columns of
-        `comparison.COPY` and `sequenced.IDS`. `record` is null in a message without the header, an acknowledgement.
+        `comparison.COPY` and `sequenced.IDS`. `record` is null in a message without the harvester's header, such as an
+        acknowledgement.
 
         `observation` counts `messages` of any kind, `foreign` messages, `settled_foreign` messages (below the ends in
-        `before`) and `sequenced` messages. The text of the header `id_header` identifies a record, the outbox id if
-        that is None. Raises ConfigError if Spark lacks the jars of its Kafka source.
+        `before`) and `sequenced` messages. The text of the header `id_header` identifies a record; if `id_header` is
+        None, the outbox id does. Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
         raw = with_ids(self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism))
         is_ours = F.col("stamp").isNotNull()
@@ -174,7 +179,7 @@ class SparkTopics:
 
 
 def end_of(logs: Logs) -> Column:
-    """Return a column with the end of the partition that a row is in, by the row's topic and partition."""
+    """Return a column with the end of the range of each row's partition. `logs` has the ranges."""
     ends = _offsets({place: log.high for place, log in logs.items()})
     by_topic = F.from_json(F.lit(ends), "map<string,map<string,bigint>>")
     return by_topic[F.col("topic")][F.col("partition").cast("string")]

@@ -1,7 +1,7 @@
-"""All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
+"""All SQL of the audit. Braces stand for identifiers and literals, `%(name)s` for bound values.
 
 Rows for Spark have the columns record, since and state, and a column `part` that divides the rows into parts. Spark
-selects topic and key of few rows only: Postgres does not compute both for the rest.
+selects topic and key of few rows only, so Postgres does not compute topic and key of the other rows.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,12 @@ EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::fl
 
 
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
-    """Return the first statements of a session that Spark opens, in a transaction, as Spark fetches rows in portions.
+    """Return the first statements of a session that Spark opens. The session is in a transaction, because Spark fetches
+    rows in portions.
 
-    Unless `policies_apply` (and were found to show all rows), a query that a policy would filter is an error. Nested
-    loops are off: if statistics still show an empty ledger, a nested loop would compare each row with each.
+    If `policies_apply` is True, the policies were found to show all rows. If it is False, a query that a policy would
+    filter is an error. Nested loops are off, because with the statistics of an empty ledger a nested loop would compare
+    each row with each.
     """
     begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     begin = f"{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'; SET LOCAL enable_nestloop = off; {LIFT_TIMEOUTS.strip()}"
@@ -69,7 +71,7 @@ def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
     )
 
 
-# With `=` alone a plan may hash all parked rows for a few records; with `IS TRUE` only the index remains.
+# With `=` alone Postgres may hash all parked rows for a few records; with `IS TRUE` it can only use the index.
 IS_PARKED: LiteralString = (
     "EXISTS (SELECT FROM {parked_ids} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
     "AND (s.transaction_id = o.transaction_id) IS TRUE)"

@@ -41,8 +41,8 @@ def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
 def promote(
     connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
 ) -> None:
-    """Replace all result rows of the audit's id in a single transaction, with the run's staged rows, the summary, and
-    the names of outbox and topics."""
+    """Replace all result rows of the audit's id in a single transaction. The new rows are the run's staged rows, the
+    summary, and the names of outbox and topics."""
     about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
     numbers = asdict(summary)
     values = {**numbers, **about, "run": run}
@@ -62,6 +62,7 @@ def promote(
 
 
 def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
-    """Delete a run's staged rows. Errors of the database are ignored, because another error may have come before."""
+    """Delete a run's staged rows. Errors of the database are ignored, because an earlier error may be the one to
+    report."""
     with suppress(psycopg.Error):
         connection.execute(queries.CLEAR_STAGING, {"run": run})

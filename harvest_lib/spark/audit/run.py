@@ -3,7 +3,8 @@
     the logs' ends ─► a snapshot of Postgres ─► the logs' ends now ─► Spark compares ─► one transaction of results
 
 A record that was in Kafka before the snapshot, and that the snapshot does not have, was never committed. A record that
-the snapshot counts as delivered is in Kafka now, or is lost. A record that came to Kafka after the snapshot is neither.
+the snapshot counts as delivered is in Kafka now, or is lost. A record that came to Kafka after the snapshot counts
+neither as lost nor as never committed.
 """
 
 import tempfile
@@ -76,7 +77,7 @@ def audit(
 
     Cheap checks come first: Spark starts only after Kafka, the topics, Postgres and its tables were found. Raises
     ConfigError, TopicMissing or another KafkaError, OutboxTableError, CheckpointError or another DatabaseError, or
-    AuditStateError; then the result tables are unchanged.
+    AuditStateError. After an error the result tables are unchanged.
     """
     audit_id = audit_id if audit_id is not None else str(uuid.uuid4())
     _check(audit_id, topics, state, full=full)
@@ -175,7 +176,8 @@ def _require_server(connection: psycopg.Connection[Any], outbox: OutboxTable, pa
 
 
 def _since(logs: Logs, past: Past | None) -> Logs:
-    """Return the ranges of offsets that no earlier audit has read. Raises AuditStateError if a partition is shorter."""
+    """Return the ranges of offsets that no earlier audit has read. Raises AuditStateError if a partition has become
+    shorter."""
     found = {}
     for (topic, partition), log in logs.items():
         low = past.mark.ends.get(topic, {}).get(str(partition), log.low) if past is not None else log.low

@@ -3,7 +3,7 @@
     Kafka ─► copies ─► (sequenced: committed copies) ──────► by record, with Postgres ─► verdicts
                                                              └► by key's sequence ────────► stepped ─► found
 
-Kafka is read once. In an audit that continues an earlier audit the stages also get its state: earlier copies of
+Kafka is read once. In an audit that continues an earlier audit the stages also get the earlier state: earlier copies of
 records that have further copies now, the ends of the sequences, and pending messages.
 """
 
@@ -30,7 +30,7 @@ _FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 _BROADCAST_RECORDS = 1_000_000
 
 TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown", "other_contents")
-"""The numbers that an audit adds to the numbers of the audits before."""
+"""The numbers that an audit adds to the numbers of earlier audits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,8 @@ class Stages:
             self._spark.conf.set(name, str(value))
 
     def _copies(self, logs: Logs, before: Logs, taken: Taken) -> dict[str, Any]:
-        """Write the copies in Kafka to disk, of a sequenced topic only the committed copies; return the counts."""
+        """Write the copies in Kafka to disk; return the counts of messages. Of a sequenced topic only committed copies
+        are written."""
         observation = Observation("kafka")
         rows = self._source.read(self._spark, logs, before, observation, id_header=taken.id_header)
         begins = end_of(before)
@@ -172,7 +173,7 @@ class Stages:
         }
 
     def _again(self, observed: DataFrame) -> DataFrame | None:
-        """Return the copies that earlier audits read of the records in `observed`, None if there are none."""
+        """Return the copies of the records in `observed` that earlier audits read, None if there are no such copies."""
         if self._past is None:
             return None
         about = observed.agg(F.min("record"), F.max("record"), F.count("record")).first()

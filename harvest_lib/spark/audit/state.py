@@ -44,7 +44,7 @@ class AuditStateError(HarvestError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whose:
     """The subject of a state. `outbox` is the identity of the outbox table, `reads` names subscription and filters, and
-    `topics` maps each topic to Kafka's id of it; an empty id is unknown."""
+    `topics` maps each topic to its id in Kafka; an empty text stands for an unknown id."""
 
     outbox: str
     reads: str
@@ -53,8 +53,8 @@ class Whose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where an audit ended. `ends` are the offsets below which all was read, by topic and partition. `seen` are the
-    last rows that the snapshot of Postgres saw. `server` is the server's position in its log."""
+    """Where an audit ended. `ends` are the offsets below which all records were read, by topic and partition. `seen`
+    are the last rows that the snapshot of Postgres saw. `server` is the server's position in its log."""
 
     ends: Mapping[str, Mapping[str, int]]
     snapshot: str
@@ -64,7 +64,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The state of earlier audits: `numbers` are their sums, `generations` the numbered folders with their files."""
+    """The state of earlier audits: `numbers` are sums over these audits, `generations` the numbered folders with their
+    files."""
 
     mark: Mark
     numbers: Mapping[str, int]
@@ -102,8 +103,8 @@ class AuditState:
         return self._folder / str(self._generation)
 
     def save(self, mark: Mark, numbers: Mapping[str, int]) -> None:
-        """Write the manifest, which makes the files of this audit part of the state. Delete files without a further
-        use."""
+        """Write the manifest, which makes the files of this audit part of the state. Delete the files that no later
+        audit reads."""
         generations = [*self._kept, self._generation]
         body = {
             "whose": asdict(self._whose),
@@ -181,7 +182,8 @@ class AuditState:
 
 @contextmanager
 def held(folder: Path, whose: Whose, *, full: bool) -> Iterator[AuditState]:
-    """Lock the folder until the block ends, and create it if missing. With `full` its content is ignored.
+    """Lock the folder until the block ends, and create the folder if it is missing. With `full` the folder's content is
+    ignored.
 
     Raises AuditStateError for a state of another subject or with damage, or if another audit holds the folder.
     """
@@ -199,7 +201,7 @@ def held(folder: Path, whose: Whose, *, full: bool) -> Iterator[AuditState]:
 
 
 def damaged(evidence: str) -> AuditStateError:
-    """Return the error of a state that was altered or lost files."""
+    """Return the error for a state that was altered, or that lacks files."""
     return AuditStateError("the state of earlier audits is damaged", evidence=evidence, next_step=_START_ANEW)
 
 

@@ -1,4 +1,4 @@
-"""The check of locked tables: after the snapshot was taken, no table was rewritten or emptied, or lost a segment.
+"""The check that no locked table was rewritten or emptied, and that none lost a segment, since the snapshot was taken.
 
 A snapshot shows the rows of a table only until the table's file is replaced. Rows that ALTER TABLE has rewritten are
 newer than the snapshot, and after TRUNCATE, DROP and DETACH there are no rows: a query would find nothing, without an

@@ -1,6 +1,6 @@
 """The data source `outbox` of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`.
 
-Options, `df.write.mode("append")` and `df.writeStream`: see `harvest_lib.spark.data_source.write_options`.
+For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_lib.spark.data_source.write_options`.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ class OutboxDataSource(DataSource):
         return "outbox"
 
     def schema(self) -> "StructType":
-        """Return the columns of a record, as the table has them."""
+        """Return the schema of a read: the columns of the outbox table."""
         from harvest_lib.spark.data_source.read_options import read_schema  # noqa: PLC0415 - a writer does not need it
 
         return read_schema(self.options)

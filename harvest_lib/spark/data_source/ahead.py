@@ -17,7 +17,8 @@ _POSITION = ("source", "prev", "server", "cur", "after")
 
 
 def offset_now(options: ReadOptions) -> dict[str, Any]:
-    """Return the offset after all rows committed now. Raises OutboxTableError if no stream can read the outbox."""
+    """Return the offset after all rows that are committed now. Raises OutboxTableError if no stream can read the
+    outbox."""
     with connect(options.conninfo) as connection:
         require_followed(connection, options)
         snapshot, found, server = now(connection, options)
@@ -45,8 +46,9 @@ class Ahead:
         return attached(self._connection, self._options)
 
     def after(self, offset: Offset, floor: int, limit: int | None) -> Position | None:
-        """Return the position after at most `limit` further records (None: after all), with the last rows before it.
-        Return None if there are no further records. `floor` is the lowest id that has a segment.
+        """Return the position after at most `limit` further records, together with the last rows before that position.
+        If `limit` is None, return the position after all further records. Return None if there are no further records.
+        `floor` is the lowest id that has a segment.
 
         Raises CheckpointError, ServerRegressed, or another HarvestError.
         """

@@ -1,7 +1,8 @@
 """The archive of an outbox for Spark: the records of dropped segments, read from the files of the archive.
 
-Together with the rows still in the outbox they are all records since the archive began, each once. An attached segment
-is read from Postgres, every other segment from the archive. Ids that neither has are an error.
+The archive and the outbox together have all records since the archive began, and a read returns each record once. An
+attached segment is read from Postgres, every other segment from the archive. Ids that are in neither of the two are an
+error.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class ArchivedPartition(InputPartition):
 def plan_archived(
     connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, floor: int, snapshot: Snapshot
 ) -> list[ArchivedPartition]:
-    """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
+    """Return the files of the archived segments below `floor`, the lowest id that still has a segment in the outbox.
 
     Raises ArchiveError if the archive belongs to another outbox, or lacks a dropped segment.
     """

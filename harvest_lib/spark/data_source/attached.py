@@ -41,7 +41,8 @@ class Attached:
         return end
 
     def require(self, first: int, below: int | None = None) -> None:
-        """Raise PositionLost unless all ids from `first` on have a segment, up to `below` if that is given."""
+        """Raise PositionLost unless every id from `first` on has a segment. The ids end before `below`, or, if `below`
+        is None, where the newest segment begins."""
         covered = first
         for each in self.segments:
             if lowest_of(each) > covered:
@@ -58,13 +59,13 @@ def table_of(options: ReadOptions) -> OutboxTable:
 
 
 def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attached:
-    """Return the segments, without segments that are being detached."""
+    """Return the attached segments, except those that are being detached."""
     found = Segments(table_of(options)).read(connection)
     return Attached(segments=[each for each in found if not each.detaching])
 
 
 def files(connection: psycopg.Connection[Any], segments: Sequence[Segment]) -> dict[str, int]:
-    """Return the number of each segment's file by the name of its table; 0 for a missing table."""
+    """Return the file number of each segment's table, keyed by the table's name. A missing table has the number 0."""
     names = [str(each.table) for each in segments]
     with translated():
         return dict(zip(names, (row[0] for row in connection.execute(_FILES, (names,)).fetchall()), strict=True))

@@ -6,8 +6,9 @@ Promises
 - Records of an aborted or an open transaction of Kafka are left out.
 - A topic of `delivery: sequenced` has the same records as with `harvest_lib.consume.Sequencer`: a record that its
   sender has not acknowledged (pending, or rolled back) is left out.
-- A record of the outbox is in the frame once per topic, even if it was sent again: the first copy in the log.
-- The ends of the partitions are read when the frame is made: a frame that is used twice has the same records.
+- A record of the outbox is in the frame once per topic, even if it was sent again. The frame has the first copy in the
+  log.
+- The ends of the partitions are read when the frame is made, so a frame that is used twice has the same records.
 
 SQL functions do all the work. No Python runs for a record, and large data spills to disk.
 """
@@ -26,7 +27,8 @@ _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{
 _IS_MESSAGE_ID = (
     f"h.key = '{message_id.HEADER_NAME}' AND length(h.value) = 16 AND hex(h.value) RLIKE '^.{{12}}1.{{3}}[89AB]'"
 )
-"""SQL that is true if the header `h` is a `harvest_lib.sequencing` id: a row may have other headers of this name."""
+"""SQL that is true if the header `h` is an id of `harvest_lib.sequencing`. The name is no proof, because a row may have
+other headers of this name."""
 
 
 def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str, object]) -> DataFrame:
@@ -34,8 +36,8 @@ def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str,
 
     `kafka` are librdkafka's settings, `bootstrap.servers` at least. The columns are `outbox_id`, `leader` (the id of
     the term that sent the copy), `topic`, `partition`, `offset`, `timestamp`, `key` (text), `value` (bytes) and
-    `headers` (names and bytes, without the two that the harvester adds). Records of other producers, and records
-    without the header `harvest`, are left out.
+    `headers` (names and bytes, without the two headers that the harvester adds). Records of other producers, and
+    records without the header `harvest`, are left out.
 
     Raises ConfigError, TopicMissing, KafkaUnavailable or KafkaAccessDenied.
     """

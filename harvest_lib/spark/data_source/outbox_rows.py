@@ -1,11 +1,11 @@
-"""The rows of an outbox for Spark: rows in ranges of ids that a snapshot sees, and the check that no row was lost.
+"""The reads of an outbox by Spark: the rows that a snapshot sees, in ranges of ids, and the check that no row was lost.
 
-`SnapshotSource` reads the rows page by page: no transaction stays open, so Spark holds up nothing in Postgres. Each
-task gets its snapshots as text. After a task has read its rows it checks that their segments are still attached. If a
-segment is gone, the task fails: lost rows would otherwise go unnoticed.
+`SnapshotSource` reads the rows page by page. No transaction stays open between pages, so Spark holds up nothing in
+Postgres. Each task gets its snapshots as text. After a task has read its rows it checks that their segments are still
+attached. If a segment is gone, the task fails, because rows of that segment may not have been read.
 
-An outbox whose rows are deleted on delivery cannot be read like that. A single statement reads it, with a snapshot of
-its own.
+An outbox whose rows are deleted on delivery cannot be read page by page. A single statement, with a snapshot of its
+own, reads the whole outbox.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ from harvest_lib.spark.data_source.windows import (
 PAGE_ROWS = 5_000
 """Number of rows in a page."""
 NAME = "Spark"
-"""Stands for the name of a subscription in errors."""
+"""The text that errors show in place of a subscription's name."""
 
 # A `Row` has no field for create_time and transaction_id, so both are put before the key, which cannot be null.
 _KEY = sql.SQL(
@@ -92,8 +92,8 @@ def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) 
 
 
 def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snapshot, Attached, dict[str, str]]:
-    """Return a snapshot, the segments in that snapshot, and the server's position in its log. All that the snapshot
-    sees is on disk."""
+    """Return a snapshot, the segments in that snapshot, and the server's position in its log. All rows that the
+    snapshot sees are on disk."""
     server_identity.require_primary(connection)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with translated(), connection.transaction():
@@ -104,8 +104,9 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
 
 
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
-    """Return a partition for each segment and shard, and for each file of the option `archive`; a single partition if
-    rows are deleted on delivery. The partitions have the rows committed now, or seen by the option `snapshot`."""
+    """Return a partition for each segment and shard, and for each file of the archive that the option `archive` names.
+    Return a single partition if rows are deleted on delivery. The partitions have the rows that are committed now, or,
+    with the option `snapshot`, the rows that this snapshot saw."""
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
@@ -180,7 +181,7 @@ def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offs
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise errors about a refused position again, with a text about a Spark query instead of a subscription."""
+    """Replace errors about a refused position by errors whose text is about a Spark query instead of a subscription."""
     try:
         yield
     except (CheckpointError, ServerRegressed) as error:

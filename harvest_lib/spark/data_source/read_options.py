@@ -57,7 +57,7 @@ class ReadOptions:
     outbox: str = "outbox"
     """`table` or `schema.table`."""
     shards: int = 1
-    """Number of partitions by key: for each segment in a batch, for each micro-batch in a stream."""
+    """Number of partitions, by key: per segment in a batch, per micro-batch in a stream."""
     archive: str | None = None
     """The URL of the outbox's archive, from which dropped segments are read. Default: none."""
     snapshot: str | None = None
@@ -135,8 +135,8 @@ def check_schema(schema: StructType) -> None:
 
 
 def dsn_of(given: Mapping[str, str]) -> str:
-    """Return the DSN in the options, else in the environment. Raises ConfigError if there is none, or if it has a
-    password."""
+    """Return the DSN in the options, else in the environment. Raises ConfigError if there is no DSN, or if the DSN has
+    a password."""
     # psycopg is needed on the driver alone: executors get options that were checked.
     from harvest_lib.spark.data_source.write_options import options_named, without_password  # noqa: PLC0415
 

@@ -4,7 +4,8 @@ Promises
 - All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment and
   shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
 - With the option `snapshot` every plan reads the rows that this snapshot saw.
-- With the option `archive` rows of dropped segments are read from the archive. Ids that neither has are an error.
+- With the option `archive` rows of dropped segments are read from the archive. Ids that are neither in the outbox nor
+  in the archive are an error.
 - A segment that is dropped while the query runs is an error (PositionLost), never a gap.
 - Nothing is locked and no transaction stays open between the plan and the tasks.
 

@@ -49,9 +49,9 @@ def is_acknowledgement() -> Column:
 
 
 def decided(messages: DataFrame) -> DataFrame:
-    """Add the columns `is_committed` and `settled_at` (the offset of the message that decided whether a message is
-    committed, null while it is pending), and columns for `carried`. `messages` need topic, partition, offset and IDS.
-    """
+    """Add the columns `is_committed` and `settled_at`, and columns for `carried`. `settled_at` is the offset of the
+    message that decided whether the row's message is committed; it is null while the row's message is pending.
+    `messages` need the columns topic, partition, offset and IDS."""
     # Unsequenced messages are decided without other messages, so Spark may spread them over tasks.
     verdicts = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
@@ -95,8 +95,9 @@ def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column
 def carried(verdicts: DataFrame, begins: Column) -> DataFrame:
     """Return the rows that the next reader, which begins at the offset `begins`, puts before its own rows.
 
-    They are the pending messages, and for each producer the messages that restore this reader's state: the producer's
-    last acknowledgement and its highest commit since. These messages have offsets below 0, and are no records.
+    They are the pending messages, and for each producer up to two messages that restore the state of this reader: the
+    producer's last acknowledgement, and its highest commit since then. Messages that restore the state have offsets
+    below 0, and are no records.
     """
     names = [name for name in verdicts.columns if name not in _DECIDED]
     verdicts = verdicts.where(F.col("clock").isNotNull() & (F.col("offset") < begins))

@@ -1,21 +1,23 @@
-"""`spark.readStream.format("outbox")`: the outbox from a beginning on, for as long as the query runs.
+"""`spark.readStream.format("outbox")`: the outbox from a start offset on, for as long as the query runs.
 
     offset ──── micro-batch: visible at the end's snapshot, not at the start's ────► offset
 
 Promises
-- Nothing is skipped, however long a transaction was open, and nothing comes twice between two offsets: an offset is a
-  snapshot of Postgres (`pg_current_snapshot`), not an id.
+- No row is skipped, however long its transaction was open, and no row comes twice between two offsets, because an
+  offset is a snapshot of Postgres (`pg_current_snapshot`), not an id.
 - A micro-batch that is repeated from the checkpoint has the same rows.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
   micro-batch they are in one partition, ascending by id.
 - Rows are on disk in Postgres before they are returned. A server that may lack returned rows is refused
-  (ServerRegressed), however much was written there since: an offset includes the last rows before it.
+  (ServerRegressed), however much was written to the server since then. For this check each offset includes the last
+  rows before the offset.
 - A segment that is dropped before it was read is an error (PositionLost), never a gap.
 
-Spark 4.1 has no admission control for data sources in Python, but it tells a source the current offset of its query.
-With `maxRecordsPerBatch` the source returns an offset that is at most this number of records further. Spark does not
-tell whether a query is new: until Spark has told an offset, the query counts as new. With the trigger `availableNow`
-Spark runs a single micro-batch of such a source: the batch that has to be repeated, or else the next batch.
+Spark 4.1 has no admission control for data sources in Python, but it passes the current offset of a query to the
+source. With `maxRecordsPerBatch` the source returns an offset that is at most this number of records after the current
+offset. Spark does not tell whether a query is new, so a query counts as new until Spark has passed an offset. With the
+trigger `availableNow` Spark runs a single micro-batch of such a source: the one that has to be repeated, or, if there
+is none, the next one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +57,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return self._first
 
     def latestOffset(self) -> dict[str, Any]:
-        """Return the offset at which the next micro-batch ends, the same as before if nothing was committed.
+        """Return the offset at which the next micro-batch ends. The offset stays the same if nothing was committed.
 
         Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
         """
@@ -73,7 +75,8 @@ class OutboxStreamReader(DataSourceStreamReader):
         return self._at
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return a partition for each shard with the rows between two offsets, none if there are no such rows."""
+        """Return a partition for each shard with the rows between two offsets. Return an empty list if there are no
+        such rows."""
         self._at = end
         # The first micro-batch of a stream that starts `now` is empty, even if it is repeated later.
         if start in (end, self._first):
@@ -96,7 +99,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return outbox_rows.read(self.options, partition, self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: reading leaves no trace."""
+        """Do nothing: the outbox does not store the offsets of a query."""
 
     def stop(self) -> None:
         """Close the connection."""
@@ -126,7 +129,8 @@ class OutboxStreamReader(DataSourceStreamReader):
         found.require(closed)
         end = self._ahead.after(at, found.floor, self.options.max_records)
         if end is None:
-            # If further segments are closed, a new offset notes that: the stream then no longer needs the segments.
+            # If further segments are closed, return a new offset that says so. The stream then no longer needs these
+            # segments.
             return at if found.closed <= closed else self._now()
         closes = at["closes"] if "cur" in at else found.closed
         if "cur" in end:

@@ -1,9 +1,10 @@
-"""Windows between two snapshots of Postgres, which tasks read. Each executor loads this pure module, so it is small.
+"""Windows: the rows between two snapshots of Postgres, as tasks read them. Each executor loads this pure module, so it
+is small.
 
 An offset of a stream is a position of `SnapshotSource`, with the evidence that reveals missing segments:
 
     prev            a snapshot: all rows that it saw were read
-    cur, after      only within a window: rows up to the id `after` that `cur` saw and `prev` did not were read
+    cur, after      only within a window: of the rows that `cur` saw and `prev` did not, ids up to `after` were read
     floor           the lowest id that had a segment when the newest snapshot was taken
     closed          the id below which nothing is inserted any more: `prev` saw all rows below it
     closes          the value of `closed` at the end of the window
@@ -52,7 +53,8 @@ class Window:
 
 @dataclass(frozen=True)
 class OutboxPartition(InputPartition):
-    """The windows of a shard, in order. Without windows it is all rows, read by a single statement.
+    """The part of a read for one task: the windows of a shard, in order. Without windows the part is all rows of the
+    outbox, read by a single statement.
 
     After the read three conditions must hold: all ids from `floor` on, and below `below` if that is given, have
     segments; the table in `file` still has the file number in `file`; the server has the last rows before `offsets`.

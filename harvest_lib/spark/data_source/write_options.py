@@ -1,7 +1,7 @@
 """The options of `df.write.format("outbox")` and `df.writeStream.format("outbox")`.
 
-Option names are case-insensitive in Spark. Names that are case-sensitive (headers) are therefore
-written in an option's value.
+Option names are case-insensitive in Spark. So names of headers, which are case-sensitive, are written in an option's
+value.
 """
 
 import json
@@ -47,7 +47,8 @@ _OF_A_COMMAND = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The options of a write, checked as far as they can be without a server. `name` is the stream's or the batch's."""
+    """The options of a write, checked as far as they can be without a server. `name` is the name of the stream, or the
+    id of the batch."""
 
     dsn: str
     password: str | None = field(repr=False)

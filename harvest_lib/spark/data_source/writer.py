@@ -5,7 +5,7 @@
 3. `commit`, in another worker of the driver: `promote` writes exactly the attempts in the messages, as the batch
 
 Only `commit` learns the number of a micro-batch. A micro-batch that Spark repeats is staged again under another run,
-and then found in the ledger. Every step has a connection of its own.
+and `commit` then finds it in the ledger. Every step has a connection of its own.
 """
 
 import hashlib
@@ -112,7 +112,8 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete the staged rows of tasks that sent a message. The next promotion of the same name deletes the rest."""
+        """Delete the staged rows of tasks that sent a message. The next promotion of the same name deletes the staged
+        rows of all other tasks."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
@@ -183,7 +184,7 @@ class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def described(plan: WritePlan, label: str) -> str:
-    """Return the plan of a write as text, a line for each thing that would be written."""
+    """Return the plan of a write as text, with a line for each of its parts."""
     tables, records = plan.tables, plan.records
     value = (
         records.value if isinstance(records.value, str) else f"JSON of {', '.join(records.value_columns(plan.names))}"

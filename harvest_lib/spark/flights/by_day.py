@@ -19,7 +19,7 @@ from harvest_lib.spark.sink.batches import BatchReport
 
 
 def load_days(job: LoadOptions, *, first: date, last: date) -> Iterator[BatchReport]:
-    """Load the days from `first` to `last`, both included, and yield the report of each once it is committed.
+    """Load the days from `first` to `last`, both included, and yield the report of each day after its commit.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """

@@ -20,7 +20,7 @@ _ALL_MONTHS = range(1, 13)
 
 
 def load_months(job: LoadOptions, *, months: Sequence[int]) -> Iterator[BatchReport]:
-    """Load the months in order, and yield the report of each as soon as it is committed.
+    """Load the months in order, and yield the report of each month after its commit.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """

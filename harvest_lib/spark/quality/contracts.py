@@ -6,8 +6,9 @@ Each contract is written once, as data, and becomes two equivalent pandera model
     FlightsModel, OutboxModel, AuditSummaryModel                      the models for pandas
     FlightsSparkModel, OutboxSparkModel, AuditSummarySparkModel       the models for Spark
 
-An error names each column and the check it fails, and never a value: rows may hold personal data. pandera's own
-messages do hold values, so they are not repeated. Importing takes a second or two: pandas comes with it.
+An error names each column and the check it fails, and never a value, because rows may hold personal data. pandera's own
+messages do hold values, so they are not repeated. Importing this module takes a second or two, because it imports
+pandas.
 """
 
 import uuid
@@ -48,7 +49,7 @@ _INT32 = {"min_value": -(2**31), "max_value": 2**31 - 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A column and the check that it fails; `column` is the contract's name where a check is about the whole row."""
+    """A column and the check that it fails. For a check of whole rows `column` is the contract's name."""
 
     column: str
     check: str
@@ -136,7 +137,7 @@ class Contract:
         """Return the frame if it fulfils the contract; raise ContractBroken with every check that fails.
 
         A frame without rows proves nothing and fails, unless `allow_empty`. A pandas frame is returned with the
-        declared types. On a Spark frame each check is a job: cache a costly frame.
+        declared types. Each check of a Spark frame is a Spark job, so cache a frame that is costly to compute.
         """
         missing = [name for name, column in self.columns.items() if column.required and name not in frame.columns]
         if missing:  # pandera's own message would quote a row
@@ -175,7 +176,7 @@ class Contract:
         return frame
 
     def as_declared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return a pandas frame with the declared types, as far as a conversion keeps its content.
+        """Return a pandas frame with the declared types, where a conversion leaves the content unchanged.
 
         pandas has many types for the same content: integers with a null among them are floats, text is `object`. Values
         of another kind than declared stay unchanged, and the model rejects them.
@@ -199,8 +200,8 @@ class Contract:
         return result
 
     def _failures(self, errors: list[SchemaError]) -> tuple[Failure, ...]:
-        """Return the failures of types; if there are none, of columns; if there are none, of whole rows. Failures of a
-        later kind would follow from failures of an earlier kind."""
+        """Return failures of one kind only: of types, or, if there are none, of columns, or, if there are none, of
+        whole rows. Failures of a later kind would be consequences of failures of an earlier kind."""
         types, columns, rows = [], [], []
         for error in errors:
             check = getattr(error.check, "error", None) or getattr(error.check, "name", None) or str(error.check)

@@ -8,7 +8,7 @@ sent over the network, and only the pages under `docs` stay. Give the pages a fo
 the pages of earlier calls. An opened page loads its style and icons from public servers; without a network it is plain,
 but shows all numbers.
 
-Importing Great Expectations takes ten seconds: it happens with the first call.
+Importing Great Expectations takes ten seconds, so the first call imports it, not this module.
 """
 
 import logging
@@ -36,8 +36,9 @@ _LATEST = "SELECT * FROM harvest_audit.summary ORDER BY at DESC LIMIT 1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLimits:
-    """The highest values that raise no alarm; a limit of None is not checked. Copies by another term raise no alarm by
-    default: at-least-once delivery makes such copies when a leader dies. Exactly-once delivery makes none."""
+    """The highest values that raise no alarm; a limit of None is not checked. By default copies that another term sent
+    (`duplicates_cross_epoch`) raise no alarm: at-least-once delivery makes such copies when a leader dies. Exactly-once
+    delivery makes no such copies."""
 
     duplicates_cross_epoch: int | None = None
     foreign_messages: int | None = None

@@ -1,11 +1,12 @@
-"""Fills the topics of a new subscription with earlier records, by Spark; its harvester continues from there.
+"""Fills the topics of a new subscription with earlier records, by Spark. The subscription's harvester then continues.
 
     note that it is being filled ─► add the subscription: its snapshot ─► archive and outbox, up to that snapshot
-        ─► parts by key, each by id, into the topics ─► note that it is filled ─► `harvest run` with that subscription
+        ─► parts by key, sorted by id, into the topics ─► note that it is filled ─► `harvest run` continues
 
 Promises
-- The subscription's topics have each record once, for readers of committed records: records that its snapshot saw come
-  from the replay, all later records from its harvester, which does not begin before the replay has ended.
+- The subscription's topics have each record once, for readers of committed records. Records that the subscription's
+  snapshot saw come from the replay, all later records from the subscription's harvester. The harvester does not begin
+  before the replay has ended.
 - A key's replayed records are in the order of their ids; later records follow in the order of their commits.
 - A replay that ended early continues from its progress when it is run again.
 - Retention does not drop rows that the replay has yet to read. Rows dropped earlier must be in the archive.
@@ -47,7 +48,7 @@ from harvest_lib.subscriptions.admin import Subscriptions
 _HOLD = "UPDATE {table} SET retention_hold = %(hold)s WHERE subscription = %(name)s"
 _LOWEST_ID = -(2**63)
 _PROGRESS_LASTS = timedelta(days=6)
-"""How long a replay can be continued: Kafka deletes the offsets of a group without members, by default after 7 days."""
+"""How long a replay can be continued. By default Kafka deletes offsets of a group without members after 7 days."""
 _ANSWER_SECONDS = 30.0
 _COLUMNS = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 
@@ -84,7 +85,7 @@ def replay(
     begun: Callable[[OutboxReplay], None] = lambda _: None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayReport:
-    """Fill a subscription's topics: `topics` maps the original topic of records to their new topic.
+    """Fill a subscription's topics. `topics` maps each original topic to the new topic for its records.
 
     The role needs the rights of the outbox's owner. The topics must exist and be empty. `begun` is called with the
     replay before Spark starts, `progress` each second with an estimate of the share that is done. A call after an
@@ -129,7 +130,7 @@ def _begun(
     subscription: str,
     topics: Mapping[str, str],
 ) -> OutboxReplay:
-    """Return the replay that is noted in Postgres; note a new replay if there is none."""
+    """Return the replay that is saved in Postgres; save a new replay if there is none."""
     placed = outbox.placed(connection)
     replays = Replays(placed)
     subscriptions = Subscriptions(connection, placed, Selection(table=placed.identifier))
@@ -173,7 +174,8 @@ def _begun(
 
 
 def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: ReplayPlace) -> None:
-    """Raise ConfigError if segments were dropped and no archive is named, ArchiveError if the archive lacks them."""
+    """Raise ConfigError if segments were dropped and no archive is named, ArchiveError if the archive lacks
+    segments."""
     outbox.check_native(connection)
     there = [each for each in Segments(outbox).read(connection) if not each.detaching]
     if place.without_dropped or not there or there[0].lower is None:
@@ -210,7 +212,7 @@ def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription
 
 
 def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
-    """Return the number of parts of a replay: the partitions of the largest new topic. All new topics must be empty."""
+    """Return the number of parts: the largest partition count of the new topics. All new topics must be empty."""
     if not topics:
         raise ConfigError("no topic was named", field="--topic", next_step="name what is replayed: orders=orders.v2")
     for one in (*topics, *topics.values()):
@@ -268,7 +270,7 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings
 
 
 def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
-    """Return the rows of the topics that the snapshot saw, partitioned by part, and sorted by id within a part."""
+    """Return the snapshot's rows of the replayed topics, partitioned by part, and sorted by id within a part."""
     spark.dataSource.register(OutboxDataSource)
     given = parameters_of(place.dsn)
     secret = {"password": given.pop("password")} if "password" in given else {}

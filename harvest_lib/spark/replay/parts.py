@@ -1,11 +1,11 @@
-"""A part of a replay: it writes the records of some keys to Kafka, by id, in transactions of its transactional id.
+"""One part of a replay: writes the records of some keys to Kafka, sorted by id, under a transactional id of its own.
 
     fence (init_transactions) ─► progress: the last id that was committed ─► records by id ─► commit, with progress
 
 Promises
-- Each record of a part is in Kafka once, for readers of committed records, however often the part is tried: the
-  progress is an offset that is committed in the transaction of the records, and it is read after the earlier
-  writer of this part was fenced.
+- Each record of a part is in Kafka once, for readers of committed records, however often the part is tried. The
+  progress is an offset that is committed in the same transaction as the records, and a new writer of the part reads the
+  progress only after it has fenced the earlier writer.
 - A key's records are all in the same part, so they are in Kafka in the order of their ids.
 """
 
@@ -47,8 +47,8 @@ _FENCED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Common settings of all parts of a replay. The offsets of the consumer group `group` are the progress, and `group`
-    with the part's number is its transactional id. `progress_topic` has a partition for each part."""
+    """Common settings of all parts of a replay. The offsets of the consumer group `group` are the progress. The
+    transactional id of a part is `group` with the part's number. `progress_topic` has a partition for each part."""
 
     kafka: Mapping[str, object]
     topics: Mapping[str, str]

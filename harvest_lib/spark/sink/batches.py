@@ -33,7 +33,7 @@ _NUL_SENTENCE = 'encoding "UTF8": 0x00'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """The result of a batch. `at` is the time of its promotion: Unix time by Postgres's clock, None if it is empty."""
+    """The result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty batch."""
 
     batch: str
     rows: int
@@ -63,10 +63,10 @@ def load_batch(
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.
 
-    Nothing else may use `connection` during the call. `content` is the frame's content if the caller has computed it
-    already: the staged rows are then compared with it. The frame is computed once in either case. Raises BatchConflict,
-    RecordError, PromotionRefused or another DatabaseError. On an error nothing of the batch is promoted, except that
-    all of it may be if the connection died during the commit.
+    Nothing else may use `connection` during the call. If the caller has computed the frame's content already, it passes
+    `content`, and the staged rows are compared with it. With or without `content` this call computes the frame once.
+    Raises BatchConflict, RecordError, PromotionRefused or another DatabaseError. On an error nothing of the batch is
+    promoted, with one exception: if the connection dies during the commit, the whole batch may be promoted.
     """
     run, tables = str(uuid.uuid4()), plan.tables
     with _batch_lock(connection, batch, tables):

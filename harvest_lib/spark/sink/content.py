@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, CharType, DataType, StringType, Varchar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The number of rows, and a hash of all rows that does not depend on their order."""
+    """The number of rows, and a hash of all rows. The order of the rows does not change the hash."""
 
     rows: int
     content_hash: str
@@ -25,7 +25,7 @@ def column(name: str) -> Column:
 
 
 def row_hash(names: Sequence[str]) -> Column:
-    """Return a hash of a row's columns. It covers which columns are null, because xxhash64 itself skips nulls."""
+    """Return a hash of a row's columns. The hash also covers which columns are null, because xxhash64 skips nulls."""
     return F.xxhash64(*map(column, names), *[column(name).isNull() for name in names])
 
 
@@ -35,8 +35,8 @@ def hash_sum(hashes: Column) -> Column:
 
 
 def nul_evidence(counts: Mapping[str, int]) -> str:
-    """Describe the columns with NUL characters, which Postgres cannot store. `counts` maps a column to its number of
-    such rows. The result is empty if all counts are 0."""
+    """Return a description of the columns with NUL characters, which Postgres cannot store. `counts` maps a column to
+    the number of its rows with NUL. The description is empty if all counts are 0."""
     return "; ".join(f"{count} rows have a NUL character in {name!r}" for name, count in counts.items() if count)
 
 

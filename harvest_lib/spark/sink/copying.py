@@ -1,7 +1,7 @@
 """The work of a task of the data source: append Arrow batches to the staging table by COPY, in a single transaction.
 
-The transaction's id is the id of the task's attempt, and the task's commit message contains it. A task that fails, is
-repeated or runs twice leaves rows under attempt ids that no commit message contains.
+The transaction's id is the id of the task's attempt, and the task's commit message contains this id. A task that fails,
+is repeated or runs twice leaves rows under attempt ids that no commit message contains.
 """
 
 from collections.abc import Iterable, Sequence

@@ -57,9 +57,10 @@ _LOST = ("08", "57P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of a sink. Staging table and ledger are named after the business table, else after the outbox.
+    """The tables of a sink. The names of staging table and ledger are made from the name of the business table, or,
+    without one, from the name of the outbox.
 
-    `hashes_rows` is true if the staging table computes the hash of a row, so that its writer does not.
+    `hashes_rows` is true if the staging table itself computes the hash of a row; the writer then sends no hash.
     """
 
     business: sql.Identifier | None
@@ -70,10 +71,11 @@ class Tables:
 
     @classmethod
     def named(cls, *, business: str | None, outbox: str, columns: str = "") -> "Tables":
-        """Return the tables for names `table` or `schema.table`, not folded to lower case. Raises ConfigError.
+        """Return the tables with names such as `table` or `schema.table`. Names are not folded to lower case. Raises
+        ConfigError.
 
-        `columns` is a digest of the frame's columns for the name of the staging table: each set of columns then has its
-        own staging table, which hashes its rows.
+        `columns` is a digest of the frame's columns. The digest becomes part of the staging table's name, so that each
+        set of columns has its own staging table. Such a staging table hashes its rows.
         """
         beside, option = (outbox, "--outbox") if business is None else (business, "--table")
         return cls(
@@ -85,7 +87,7 @@ class Tables:
         )
 
     def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
-        """Return the statement with the names of the tables, and `more`, in its braces."""
+        """Return the statement with its braces filled by the names of the tables, and by `more`."""
         business = self.business or sql.SQL("")
         return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
 
@@ -207,7 +209,7 @@ def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[Ta
 
 
 def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
-    """Return the staging table as the target of Spark's JDBC writer, for the host, user and password that libpq uses.
+    """Return the staging table as the target of Spark's JDBC writer, with the host, user and password that libpq uses.
 
     Raises ConfigError for a DSN that pgjdbc cannot follow, DatabaseError if the staging table is gone.
     """
@@ -238,7 +240,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             "batchsize": "5000",
             "reWriteBatchedInserts": "true",
             "stringtype": "unspecified",  # columns of dates and times take text too
-            # Otherwise the driver's exceptions, and with them Spark's log, contain whole rows.
+            # Without this setting the driver's exceptions, and so Spark's log, would contain whole rows.
             "logServerErrorDetail": "false",
             **security_of(info.get_parameters()),
         },

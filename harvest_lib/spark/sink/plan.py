@@ -1,4 +1,4 @@
-"""The plan of a write, checked before the write: from a declaration, a frame's schema and the existing tables.
+"""The plan of a write: made from a declaration, a frame's schema and the existing tables, and checked before the write.
 
 Nothing here starts a Spark job. All errors that the schema reveals are raised before the first row is read: a column
 that is missing or that no table takes, a type that the table does not take, an invalid outbox, an unusable staging
@@ -50,13 +50,13 @@ class WritePlan:
 
     @property
     def filled_columns(self) -> tuple[TableColumn, ...]:
-        """Columns of the record that only the business table has. The sink computes their defaults once, so that both
-        have the same value."""
+        """Columns of the record that the business table has, but the frame lacks. The sink computes their defaults
+        once, so that business row and record have the same value."""
         used = self.records.columns(self.names)
         return tuple(each for name, each in self.business.items() if name in used and name not in self.names)
 
     def type_of(self, name: str) -> str:
-        """Return a column's Postgres type in the record: the business table's, else the frame's."""
+        """Return a column's Postgres type in the record: its type in the business table, else its type in the frame."""
         if name in self.business:
             return self.business[name].type
         return next(each.type for each in self.columns if each.name == name)
@@ -87,7 +87,8 @@ def checked_plan(
 def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: bool = True) -> None:
     """Create the ledger, and if `staging` the staging table, unless they exist.
 
-    Raises OutboxTableError for a staging table of another version, or with other columns and in use.
+    Raises OutboxTableError for a staging table of another version of the sink, and for one with other columns that a
+    run still uses.
     """
     tables = plan.tables
     named = creating(connection, "the sink's tables", tables.staging)
@@ -106,7 +107,8 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
 
 
 def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
-    """Return the columns of the outbox table by name; both layouts are accepted. Raises OutboxTableError otherwise."""
+    """Return the columns of the outbox table by name. Raises OutboxTableError if the table has neither layout of an
+    outbox."""
     name = tables.outbox.as_string(None)
     columns = {each.name: each for each in columns_of(connection, tables.outbox)}
     next_step = "create it with `harvest init`, or name the right table by --outbox"

@@ -8,14 +8,14 @@ The steps of `promote`:
 3. read the ledger. A batch in the ledger is not written again, and is refused if it has other data. A batch that this
    run itself wrote to the ledger before it lost its connection is not compared: its staged rows are gone
 4. choose a complete attempt per partition: the attempt in the task's message, else the earliest. If Spark's content
-   is known, compare row count and hash with it
+   is known, compare row count and hash with that content
 5. insert business rows and outbox rows in the declared order; compare the row counts again
 6. delete the batch's staging rows, of this run and of dead runs
 7. write the ledger entry; commit
 
 No second pass over the frame is needed to show that the batch is complete. Spark's job has succeeded, so each partition
-has committed an attempt. Postgres has not restarted since then, which would have emptied the staging table: a restart
-would have ended the connection that holds the batch's lock and promotes.
+has committed an attempt. Postgres has not restarted since then: a restart would have emptied the staging table, but it
+would also have ended the connection that holds the batch's lock and promotes.
 """
 
 from collections.abc import Iterable
@@ -102,11 +102,12 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 def promote(
     connection: psycopg.Connection, batch: str, content: Content | None, *, staged: Staged, plan: "WritePlan"
 ) -> tuple[LedgerEntry, bool] | None:
-    """Promote the staged rows as the batch. Return the batch's ledger row, and True if this run has written that row.
+    """Promote the staged rows as the batch. Return two values: the batch's ledger row, and True if this run has written
+    that row.
 
-    `content` is the content that Spark computed, None if it is unknown. Without `content` and without staged rows
-    nothing is written, and None is returned. Raises BatchConflict, RecordError or PromotionRefused, each with nothing
-    written, or another DatabaseError.
+    `content` is the content that Spark computed, None if it is unknown. If the ledger has no row of the batch,
+    `content` is None and no rows are staged, this call writes nothing and returns None. Raises BatchConflict,
+    RecordError or PromotionRefused, each with nothing written, or another DatabaseError.
     """
     tables = plan.tables
     if staged.named is None:
@@ -178,8 +179,8 @@ def _insert(
 
 
 def fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
-    """Explain why rows cannot be records; the result is empty if they can. `keyless` is the number of rows without a
-    key, `key` and `value` are the lengths in characters of the longest key and value."""
+    """Return why rows cannot be records, an empty text if they can. `keyless` is the number of rows without a key,
+    `key` and `value` are the lengths in characters of the longest key and value."""
     key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
     if keyless:
         return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"

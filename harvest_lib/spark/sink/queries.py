@@ -1,17 +1,18 @@
-"""The sink's SQL, except the promotion, which `statement` builds. Braces are identifiers, `%(name)s` are bound values.
+"""The sink's SQL, except the promotion, which `statement` builds. Braces stand for identifiers, `%(name)s` for bound
+values.
 
 In the staging table an *attempt* has the id of the transaction that wrote its rows, `pg_current_xact_id()`. A task
 commits once per partition, so a retry, a speculative copy and a commit without acknowledgement each have their own id.
-Spark's task attempt id would do as well, but the JDBC writer would need a Python worker for every partition to get it:
-staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
+Spark's task attempt id would do as well, but to get that id the JDBC writer would need a Python worker for every
+partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
 """
 
 from typing import LiteralString
 
 from psycopg import sql
 
-# Unlogged: a crash empties the table, and the batch is staged again. Batch and run are the same in all rows of a batch.
-# If the server allows it they are settings of the tasks' sessions: sent with each row they would be much of the data.
+# Unlogged: a crash empties the table, and the batch is staged again. All rows of a run have the same batch and run. If
+# the server allows that, both are settings of the tasks' sessions: sent with each row, both would be much of the data.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
@@ -23,7 +24,8 @@ CREATE UNLOGGED TABLE {staging} (
     {columns}
 )
 """
-# For a table that hashes its rows itself. Hash partitioning relies on this function too, so versions do not change it.
+# For a table that hashes its rows itself. Hash partitioning relies on this function too, so no version of Postgres
+# changes its results.
 ROW_HASH: LiteralString = "GENERATED ALWAYS AS (hash_record_extended(ROW({names}), 0)) STORED"
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
 # Without this lock a task could commit rows between the check and the drop.

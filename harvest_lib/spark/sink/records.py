@@ -11,14 +11,14 @@ KEY_SEPARATOR = ":"
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The text of a header that is the same in every record."""
+    """The text of a header: the same text in every record."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """The id of the batch as the text of a header."""
+    """The text of a header: the id of the batch."""
 
 
 HeaderSource = str | Fixed | BatchId
@@ -27,13 +27,14 @@ HeaderSource = str | Fixed | BatchId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """How rows become records. Columns are the frame's, or columns that the business table fills itself (a serial id).
+    """How rows become records. A column belongs to the frame, or to the business table if that table fills it (a serial
+    id).
 
     `key` is a column, or several columns whose texts are joined by a colon; a row with null in the key is refused.
     `value` is a column, taken as text (null is a tombstone), or several columns, which become a JSON object with nulls;
-    None stands for all columns of the frame. Records get their ids in the order of the columns `order_by`; rows that
-    are equal there, or all rows without `order_by`, keep the frame's order. Raises ConfigError for an invalid name of a
-    topic, or without a key.
+    None stands for all columns of the frame. Records get their ids in the order of the columns `order_by`. Rows that
+    are equal in these columns keep the frame's order; without `order_by` all rows do. Raises ConfigError for an invalid
+    name of a topic, or if there is no key.
     """
 
     topic: str

@@ -90,7 +90,7 @@ def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
 
 
 def _staged(name: str, given: Collection[str]) -> str:
-    """Return a staging column's name that differs from bookkeeping columns, system columns and the frame's others."""
+    """Return a column's name in the staging table. No bookkeeping, system or other frame column has the same name."""
     if name.lower() not in BOOKKEEPING and name not in _SYSTEM_COLUMNS:
         return name
     staged = f"{name} (frame)"
@@ -116,13 +116,13 @@ def _type_of(each: spark.StructField) -> str:
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_options: bool) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError.
 
-    With `by_options` batch and run are settings of the tasks' sessions, which the table's defaults read. Otherwise each
-    row carries both values, which takes a fifth longer.
+    With `by_options` batch and run are settings of the tasks' sessions, which the table's defaults read. Without
+    `by_options` each row carries both values, and staging takes a fifth longer.
     """
     names = {"batch": batch, "run": run}
-    # Spark's optimizer would compute rows that are literals of the query itself, all as partition 0, and still write
-    # them in several partitions: later partitions would look like copies of partition 0. An observation hides the
-    # literals from the optimizer.
+    # If the rows are literals in the query, Spark's optimizer would compute all of them as partition 0, and still write
+    # several partitions. Later partitions would then look like copies of partition 0. An observation hides the literals
+    # from the optimizer.
     observed = frame.observe(f"staging of {run}", F.count(F.lit(1)).alias("rows"))
     rows = observed.select(
         *([] if by_options else [F.lit(value).alias(name) for name, value in names.items()]),

@@ -50,7 +50,8 @@ def writer_name(batch: str, *, staging_oid: int) -> str:
 
 
 def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -> None:
-    """End sessions that still stage the batch. The caller knows that its tasks are done or their driver is dead."""
+    """End sessions that still stage the batch. The caller must know that the batch's tasks are done, or that the driver
+    of these tasks is dead."""
     place = place_of(connection, tables.staging)
     if place is not None:
         with postgres_errors("ending the tasks that lost the race"):
@@ -58,18 +59,19 @@ def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -
 
 
 def clear_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> int:
-    """Delete the rows that `staged.dead` selects; return their number. The caller holds the batch's lock, promotes the
-    batch or aborts it."""
+    """Delete the rows that `staged.dead` selects; return their number. The caller must hold the batch's lock, or
+    promote or abort the batch."""
     dead, values = staged.dead()
     with postgres_errors("clearing the staging table"):
         return connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING), dead=dead), values).rowcount
 
 
 def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> bool:
-    """Truncate the staging table if it has only rows that `staged.dead` selects, and no session uses it.
+    """Truncate the staging table if it has only rows that `staged.dead` selects, and no session uses it. Return True.
 
-    Return False, with nothing changed, if that is not so or the role may not truncate. TRUNCATE leaves no dead rows,
-    and takes no time. The lock is tried without waiting. It is held until the commit, which follows soon.
+    If the table has other rows or is in use, or if the role may not truncate, return False and change nothing. TRUNCATE
+    leaves no dead rows, and takes no time. This call does not wait for the lock. The lock is held until the commit,
+    which follows soon.
     """
     dead, values = staged.dead()
     try:
@@ -86,7 +88,7 @@ def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Ta
 
 
 def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
-    """Delete the staged rows of dead runs; return their number. If a batch's lock is free, no live run stages it."""
+    """Delete the staged rows of dead runs; return their number. A run is dead if the lock of its batch is free."""
     swept = 0
     ledger = tables.ledger.as_string(None)
     with postgres_errors("sweeping the staging table"):

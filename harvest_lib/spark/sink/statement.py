@@ -2,7 +2,7 @@
 
     chosen     the rows of the attempts in order, with defaults for columns of the record that the frame lacks
     written    inserts `chosen` into the business table, if there is one
-    recorded   inserts `chosen` into the outbox in the same order, in which ids then ascend
+    recorded   inserts `chosen` into the outbox in the same order, so that ids ascend in that order
 
 Without a business table the statement is a plain INSERT, and the server's row count is the number of records. Counting
 the rows that an INSERT in a WITH query returns is an eighth of the work.
@@ -59,8 +59,8 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 
 
 def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
-    """Return the statement that promotes the attempts. With a business table its result is a single row: the number of
-    records and the number of business rows."""
+    """Return the statement that promotes the attempts. With a business table the statement returns a single row: the
+    number of records and the number of business rows."""
     chosen = _chosen(plan, run=run, attempts=attempts)
     recorded = sql.SQL(_RECORDED).format(
         outbox=plan.tables.outbox,
@@ -106,7 +106,7 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
         columns.append(
             sql.SQL("s.{}{} AS {}").format(sql.Identifier(each.staged), as_sql(to), sql.Identifier(each.name))
         )
-    # A bare name in ORDER BY is a column of the result: rows are ordered by the values that are written.
+    # A bare name in ORDER BY is a column of the result, so rows are ordered by the values that are written.
     order = [sql.Identifier(name) for name in plan.records.order_by]
     return sql.SQL(_CHOSEN).format(
         filled=sql.SQL("").join(
@@ -124,7 +124,7 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
 def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
     """Return a list of attempt ids with the partition as index. A partition without rows has an id that matches no row.
 
-    The statement indexes the list and does not join with it: the planner does not know how many rows are staged.
+    The statement looks ids up by index and does not join, because the planner does not know how many rows are staged.
     """
     found = {each.partition: each.attempt for each in attempts}
     return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]

@@ -68,8 +68,8 @@ _BYTES = pa.large_binary()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """Parameters of a task. `headers` are pairs of name and fixed text; the text is None if the row has the header's
-    text. `measures_value` is true if the length of values is limited."""
+    """Parameters of a task. `headers` are pairs of name and fixed text. The text is None if each row has its own text
+    for the header. `measures_value` is true if the length of values is limited."""
 
     topic: str
     headers: tuple[tuple[str, str | None], ...]
@@ -77,7 +77,7 @@ class _Shape:
 
 
 def check(plan: WritePlan) -> None:
-    """Raise ConfigError for a plan that cannot be written through the driver, but by JDBC."""
+    """Raise ConfigError for a plan that can be written by JDBC, but not through the driver."""
     if plan.tables.business is not None:
         raise _only_jdbc("a business table", "--table")
     for name, types in _OUTBOX_TYPES.items():
@@ -104,10 +104,11 @@ def _only_jdbc(what: str, option: str, instead: str = "") -> ConfigError:
 def write(
     connection: psycopg.Connection, batch: str, frame: DataFrame, *, run: str, plan: WritePlan
 ) -> tuple[LedgerEntry, bool] | None:
-    """Write the frame as the batch. Return its ledger row and True if this call has written the row; None without rows.
+    """Write the frame as the batch. Return two values: the batch's ledger row, and True if this call has written that
+    row. Return None if the frame has no rows.
 
     The outbox is locked against other batches from Spark's first rows until the commit. Raises BatchConflict,
-    RecordError, PromotionRefused, SourceError or another DatabaseError; then nothing is written.
+    RecordError, PromotionRefused, SourceError or another DatabaseError. After an error nothing is written.
     """
     chunks = _computed(_chunks(frame, batch, plan), batch)
     first = next(chunks, None)
