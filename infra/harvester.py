@@ -1,4 +1,4 @@
-"""One harvester as a real `harvest run` process. Its log shows whether it leads, as it does for an operator."""
+"""One harvester as a real `harvest run` process. Its terms are read from its log, as an operator reads them."""
 
 import os
 import signal

@@ -48,7 +48,7 @@ Election = Literal["auto", "neli", "postgres"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMode:
-    """Source of the outbox, delivery to Kafka, implementation of the hand-over, and `leadership` of the pool."""
+    """Source of the outbox, delivery to Kafka, implementation of the hand-over, and election of the leader."""
 
     source: Source = "snapshot"
     delivery: Delivery = "transactional"
@@ -133,7 +133,7 @@ class System:
         """Start the servers, create the table and the topic, and start all harvesters."""
         self.kafka.prepare()
         self.postgres.start()
-        self.kafka.spawn()  # brokers take longest: the rest is done meanwhile
+        self.kafka.spawn()  # starts slowly, while the outbox is created
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self._make_outbox(connection)
         self.move_to(self.postgres)

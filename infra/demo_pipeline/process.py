@@ -23,7 +23,7 @@ _TICK_SECONDS = 0.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAfterKill:
     """State after a kill: the offset at which each writer resumes, by name, and the end of the log. A writer may
-    deliver the offsets between both twice."""
+    deliver the messages from its offset to this end twice."""
 
     resumes_at: dict[str, int]
     end: int

@@ -20,7 +20,7 @@ class Deliveries:
         self._transactions = transactions
         self._findings = findings
         self._strangers: dict[int, Acknowledge] = {}
-        """Acknowledged ids without a recorded request to send them."""
+        """Acknowledgements of records whose send is not recorded, by outbox id."""
 
     def produce(self, event: Produce) -> None:
         """Process an event: a record was handed over to the client."""
