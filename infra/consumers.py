@@ -47,7 +47,7 @@ class ConsumerPool:
         self._owner: dict[str, int] = {}  # the owner of each shard: the last member that began to process it
 
     def start(self) -> None:
-        """Start all members; returns at once."""
+        """Start all members, and return at once."""
         for member in self._members:
             member.spawn(self._command, environment=self._environment)
 

@@ -74,7 +74,7 @@ class Member:
         return harvester.lead if harvester.process.pid is not None else None
 
     def start(self, config: str, hand_over: str) -> None:
-        """Start a new process of this member. `hand_over` is its value of `HARVEST_IMPL`."""
+        """Start a new process of this member. `hand_over` is the process's value of `HARVEST_IMPL`."""
         self._started += 1
         self._config.write_text(config)
         self._config.chmod(0o600)

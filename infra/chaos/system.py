@@ -295,8 +295,8 @@ def running(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[System]:
-    """Start the system, yield it when a harvester leads and all have started, and end all processes at the end. The
-    contexts in `prepare` are entered before the start, each once."""
+    """Start the system, yield it when a harvester leads and all harvesters have started, and end all processes at the
+    end. Each context in `prepare` is entered once, before the start."""
     with Links() as links, ExitStack() as prepared:
         system = System(folder, parts, links, mode, brokers, session_seconds=session_seconds, listens=listens)
         for each in dict.fromkeys(prepare):

@@ -72,7 +72,7 @@ class Writing:
         self._is_told = False
 
     def write(self, connection: psycopg.Connection[Any], keys: list[str], padding: str = "") -> None:
-        """Write a record of each key. `keys` must be in ascending order, because writers would deadlock otherwise.
+        """Write a record for each key. `keys` must be in ascending order, because other orders may deadlock writers.
         `padding` makes the records larger.
         """
         if self._locks_first:

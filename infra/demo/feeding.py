@@ -27,11 +27,11 @@ class Feed:
         return has_ended
 
     def start(self) -> None:
-        """Start the thread; returns at once."""
+        """Start the thread, and return at once."""
         self._thread.start()
 
     def look(self) -> Sequence[object]:
-        """Return new results since the last call; none in this class. Raises the error that ended the thread."""
+        """Return the results since the last call: none in this class. Raises the error that ended the thread."""
         self._raise_error()
         return ()
 

@@ -50,7 +50,7 @@ class Loading:
         return sum(month.rows for month in self.months)
 
     def start(self) -> None:
-        """Start the job; returns at once."""
+        """Start the job, and return at once."""
         java_home = find_java(default_state())
         jars = resolve(POSTGRES_JDBC, default_state(), java_home)
         environment = self._place.environment() | {

@@ -15,7 +15,7 @@ from typing import Any
 from harvest_lib.local_stack.state import default_state
 from infra.demo.report import ACTS
 
-# Its font cache belongs to the state folder, not into the user's home.
+# Matplotlib's font cache belongs into the state folder, not into the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
 
 from matplotlib import rc_context
@@ -73,7 +73,7 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
         _draw_act(panels[:, column], report[name])
         panels[0, column].set_title(title, loc="left", fontweight="bold", pad=22)
     for panel in panels[1:, 0]:
-        panel.set_ylim(bottom=0)  # of both acts, which share the axis
+        panel.set_ylim(bottom=0)  # of the second act too, because the acts share this axis
     panels[0, 0].set_ylabel("leader", rotation=0, ha="right", va="center")
     panels[1, 0].set_ylabel("records waiting\nin the outbox")
     panels[2, 0].set_ylabel("records/s\ninto Kafka")

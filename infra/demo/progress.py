@@ -27,7 +27,7 @@ _PLAIN_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """State of a run at a time. `writer` names the program that fills the outbox; `leader` is None if none leads."""
+    """State of a run at one time. `writer` names the program that fills the outbox. `leader` is None if none leads."""
 
     writer: str
     committed: int

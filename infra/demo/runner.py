@@ -41,7 +41,7 @@ class Part(Protocol):
     """Something that a scenario starts, such as a process, and that must run until the scenario calls `let_go`."""
 
     def start(self) -> None:
-        """Start the part; returns at once."""
+        """Start the part, and return at once."""
 
     def look(self) -> object:
         """Raise HarvestError if the part has failed."""

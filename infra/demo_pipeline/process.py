@@ -40,7 +40,7 @@ class PipelineProcess:
         self._process = ServerProcess("the pipeline", log=log, stop_signals={signal.SIGTERM: _STOP_SECONDS})
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process, and return at once."""
         self._process.spawn(self._command, environment=environment())
 
     def kill(self, *, within_seconds: float) -> StateAfterKill:

@@ -53,7 +53,7 @@ class StreamQuery:
         self._process = ServerProcess("Spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process, and return at once."""
         settings = _SETTINGS | {
             "spark.local.dir": str(make_folder(self._folder / "tmp")),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),

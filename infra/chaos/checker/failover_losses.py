@@ -1,7 +1,7 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that the new server lacks count as never written. If it lacks a purge or a checkpoint, delivered records are in
-its backlog. Only records in its backlog may be sent again.
+Writes that the new server lacks count as never written. If it lacks a purge or a checkpoint, its backlog has
+records that were delivered. Only records in the backlog may be sent again.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class FailoverLosses:
         self._records = records
         self._failovers: list[_Failover] = []
         self._began: dict[str, float] = {}
-        """Start time of each leader's term, if the history has it; by leader id."""
+        """Start times of the terms in the history, by leader id."""
 
     def term(self, event: TermEvent) -> None:
         """Process an event: the term of a leader began. The first event of a term counts."""

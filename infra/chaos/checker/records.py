@@ -80,7 +80,7 @@ class Observation:
         self.committed = False
         """True if a committed reader has seen this place."""
         self.odd: PolledRecord | None = None
-        """The record as it was read, if it differs from the record as it was written; else None."""
+        """The record as it was read; None if it equals the record as it was written."""
 
     def __str__(self) -> str:
         topic, partition = self.partition
@@ -195,7 +195,7 @@ class RecordIndex:
         self.by_id: dict[int, RecordLifecycle] = {}
 
     def get(self, event: str) -> RecordLifecycle:
-        """Return the record of an event id; make it if it is new."""
+        """Return the record of an event id. A new event id gets a new record."""
         record = self.by_event.get(event)
         if record is None:
             record = self.by_event[event] = RecordLifecycle(event)

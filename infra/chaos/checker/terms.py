@@ -95,7 +95,7 @@ class ObservedTerms:
         )
 
     def _rank(self) -> dict[str, tuple[int, float]]:
-        """Return the rank of each term in its shard: by epoch if all its terms have an epoch, else by start time."""
+        """Return the rank of each term in its shard: by epoch if every term of the shard has one, else by time."""
         shards: dict[int, list[TermEvent]] = defaultdict(list)
         for term in self._terms.values():
             shards[term.shard].append(term)

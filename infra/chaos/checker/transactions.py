@@ -1,4 +1,4 @@
-"""Transactions in Kafka: committed readers see all records of a transaction or none, and none before its commit.
+"""Transactions in Kafka: committed readers see all records of a transaction or none, and none before the commit.
 
 torn-transaction   committed readers saw some records of a transaction, but never the others
 precommitted-read  a committed reader got a record, although its leader had requested no commit after the send

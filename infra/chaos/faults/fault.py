@@ -25,7 +25,7 @@ Needs = Callable[[], str | None]
 """Returns None if the machine meets all requirements, else a sentence: what is missing, and how to get it."""
 
 Prepare = Callable[[System], AbstractContextManager[None]]
-"""Returns a context that is entered before the system starts, and left when all its processes have ended."""
+"""Returns a context that is entered before the system starts, and left when all processes of the system have ended."""
 
 
 def _nothing() -> None:
