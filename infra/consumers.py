@@ -44,18 +44,18 @@ class ConsumerPool:
         ]
         self._logs = [JsonLines(member.log) for member in self._members]
         self._were_frozen: set[int] = set()  # members that were frozen, and not killed since
-        self._owner: dict[str, int] = {}  # by shard: the last member that began to process it
+        self._owner: dict[str, int] = {}  # the owner of each shard: the last member that began to process it
 
     def start(self) -> None:
-        """Start all members; returns at once."""
+        """Start all members, and return at once."""
         for member in self._members:
             member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
         """Kill a member and freeze another, at a random time. Thaw the frozen member when others have its partitions.
 
-        `written` and `taken` count messages. Returns when all messages that were written before the thaw have been
-        taken. Raises StackError if that takes too long.
+        `written` and `taken` return the numbers of messages that were written and processed so far. This call returns
+        when all messages written up to the thaw are processed. Raises StackError if that takes too long.
         """
         self._await(lambda: all(map(self.owns, range(len(self._members)))), "a consumer is given no partition")
         killed, frozen = self._random.sample(range(len(self._members)), 2)
@@ -91,7 +91,7 @@ class ConsumerPool:
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Return True if a member is the last that began to process some partition, as of the last `look`."""
+        """Return True if a member owns at least one partition, as of the last `look`."""
         return member in self._owner.values()
 
     def look(self) -> None:

@@ -5,8 +5,8 @@
 
 Flights are written slowly until the last fault, so that every fault interrupts busy consumers.
 
-Exit codes: 0 each flight was counted once; 1 otherwise, or something failed; 130 interrupted, and 143 terminated, with
-nothing left running.
+Exit codes: 0 each flight was counted once; 1 a flight was not, or a part of the demo failed; 130 interrupted; 143
+terminated. No process is left running.
 """
 
 import json
@@ -56,7 +56,7 @@ class FlightFeed(Feed):
     def __init__(self, place: Place, *, per_second: int) -> None:
         super().__init__("flights", self._load)
         self.by_key: Counter[str | None] = Counter()
-        """Number of committed flights by key: the aircraft or, if it is unknown, carrier and number of the flight."""
+        """Number of committed flights per key. The key is the aircraft; if it is unknown, carrier and flight."""
         self._place, self._pause = place, _BATCH / per_second
 
     def load_rest(self) -> None:

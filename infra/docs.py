@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
-    """Yield the paragraphs of a help text; then the examples, which are its indented lines, as a block of code."""
+    """Yield the paragraphs of a help text, and then its indented lines, the examples, as a block of code."""
     examples: list[str] = []
     for paragraph in text.split("\n\n")[skip:]:
         before, example, after = paragraph.partition("Example:  ")

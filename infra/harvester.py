@@ -1,4 +1,4 @@
-"""One harvester as a real `harvest run` process. Its log shows whether it leads, as it does for an operator."""
+"""One harvester as a real `harvest run` process. Its terms are read from its log, as an operator reads them."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ class Lead:
 
 
 class Harvester:
-    """One process of a pool. Its attributes are as of the last `look`."""
+    """One process of a pool. `look` updates its attributes from the log."""
 
     def __init__(self, number: int, config: Path, folder: Path, *, command: Sequence[str | Path] = _RUN) -> None:
         """Prepare; nothing is started yet. `command` runs the harvester, `harvest run` by default."""
@@ -45,7 +45,7 @@ class Harvester:
         self._lines = JsonLines(self.process.log)
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process, and return at once."""
         # Variables of harvesters would override the configuration file.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
         self.process.spawn(self._command, environment=environment)

@@ -36,7 +36,7 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 
 
 def exit_code_of(work: Callable[[], object], console: Console) -> int:
-    """Call `work`, and return the program's exit code: 0; 1 after a HarvestError; 128 plus a signal's number."""
+    """Call `work`. Return the exit code: 0, 1 after a HarvestError, or 128 plus the number of a signal."""
     try:
         work()
     except Interrupted as interruption:

@@ -1,5 +1,5 @@
 """Builds the C library of `harvest_lib.native` with the package if there is a C compiler. Without a compiler the
-package lacks only the library, whose work Python does. Hatchling calls this module; `pyproject.toml` registers it.
+library is left out, and Python does its work. Hatchling calls this module; `pyproject.toml` registers it.
 """
 
 import os
@@ -21,7 +21,7 @@ LIBRARY = "harvest_lib/native/hand_over.so"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling has no types here
-    """Compiles the C files of a folder into a library that is not linked with Python, so that a wheel with it fits
+    """Compiles the C files of a folder into a library. The library is not linked with Python, so the same wheel fits
     every version of Python 3."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from infra.harvester import Harvester, Lead
 
 
 def environment(*hidden: str) -> dict[str, str]:
-    """Return this process's environment without the variables of harvesters, which would override their configuration
-    files, and without variables that begin with a prefix in `hidden`."""
+    """Return this process's environment without the variables that begin with `HARVEST_` or a prefix in `hidden`.
+    `HARVEST_` variables would override the configuration files of harvesters."""
     prefixes = ("HARVEST_", *hidden)
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def unhashed(lock: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the packages of a lock with a file that could be replaced unnoticed, because the file has no hash."""
+    """Yield the packages of a lock that have no file, or a file without a hash, which could be replaced unnoticed."""
     for package in lock["package"]:
         files = [*package.get("wheels", ()), *filter(None, [package.get("sdist")])]
         ours = "editable" in package["source"]
@@ -80,7 +80,7 @@ def _audit(options: Sequence[str]) -> int:
 
 
 def _is_unreached(said: str) -> bool:
-    """Return True if uv's output shows that the database did not answer: it names an address, or timed out."""
+    """Return True if uv's output has an address or `timed out`, which shows that the database did not answer."""
     return "://" in said or "timed out" in said
 
 

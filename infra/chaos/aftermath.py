@@ -1,4 +1,4 @@
-"""Checks after a run of promises that the checker of histories does not cover."""
+"""Checks that are made after a run, for promises that the checker of histories does not cover."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Aftermath:
 
     @property
     def leader_ids(self) -> Collection[str]:
-        """The leader ids of `leader` from the start of the fault on; empty if it did not lead at that time."""
+        """The leader ids of `leader` from the start of the fault on; empty if `leader` did not lead at that time."""
         before = [term for term in self.terms if term.time <= self.at]
         if not before or before[-1].process != self.leader:
             return ()
@@ -70,7 +70,7 @@ def led_within(seconds: float) -> Check:
 
 
 def nothing_repeats(after: Aftermath) -> str | None:
-    """Check that no other process sent a record again that the leader had sent."""
+    """Check that no other process sent a record that the leader had sent before."""
     leader_ids = after.leader_ids
     for copy in after.copies:
         first, again = (event.records[0].leader_id for event in copy.events if isinstance(event, Poll))

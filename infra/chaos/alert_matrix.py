@@ -26,24 +26,24 @@ FACTOR = 10.0
 SESSION_SECONDS = 3.0
 """Session timeout of the pool. A tenth of the default would be too short for a loaded machine."""
 OTHER_FACTORS = dict.fromkeys(("HarvestNoLeader", "HarvestDown"), 10 / SESSION_SECONDS)
-"""Factors of alerts that wait for a failover or for starting processes: the factor of the session timeout (10 s)."""
+"""Alerts that wait for a failover, or for processes to start, are divided as the session timeout (10 s) is."""
 _INTERVAL_SECONDS = 15.0 / FACTOR
 """15 s is the interval of the probes and examples in this repository; the default of Prometheus is a minute."""
 ALLOWED_SECONDS = 10.0
 """An alert may begin and end this much late: two intervals, the session timeout, a second until the database is queried
 again, and the delays of a loaded machine. Of these times only the intervals are divided by the factor."""
 _EARLY_SECONDS = 2 * _INTERVAL_SECONDS
-"""An alert may begin this much early: a backlog may have an age before the fault begins."""
+"""An alert may begin this much early, because a backlog may have an age before the fault begins."""
 _READY_SECONDS = 60.0
 _RATE = 60.0
-"""Records per second that writers commit: fewer than a leader delivers over a narrow network, which fires no alert."""
+"""Records per second that writers commit. Over a narrow network a leader delivers more, and no alert fires."""
 _THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiredAlert:
-    """An alert that a fault fired: its labels, the value of its expression when it fired, the time from the injection
-    of the fault to the alert, and the time from the recovery of the pool after the fault to the end of the alert."""
+    """An alert that a fault fired. `value` is the value of its expression at that time, `after_seconds` the time since
+    the fault was injected. The alert ended `ended_seconds` after the pool had recovered from the fault."""
 
     alert: str
     labels: Mapping[str, str]
@@ -54,8 +54,8 @@ class FiredAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One injected fault: the time to inject it, its duration, the alerts that it fired, and the names in `left` of the
-    alerts that did not end in time."""
+    """One injected fault: the time to inject it, its duration, and the alerts that it fired. `left` names the alerts
+    that did not end in time."""
 
     case: Case
     injecting_seconds: float
@@ -167,7 +167,7 @@ def _episode(case: Case, load: UnderLoad, folder: Path) -> Episode:
 
 
 def _left(prometheus: Prometheus, window_seconds: float) -> list[str]:
-    """Wait until no alert fires or is pending. Return the names of alerts that do so after all should have ended."""
+    """Wait until no alert fires or is pending. Return the names of those that still do when all should have ended."""
     quiet: list[float] = []
 
     def is_over() -> bool:

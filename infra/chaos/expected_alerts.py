@@ -4,7 +4,7 @@ A fault of one of several processes, links or brokers fires no alert, however lo
 continue. A fault of a shared component fires alerts when it has lasted as long as the rules demand. If the effect of a
 fault depends on the election, the fault is injected under both elections. If only the leader is cut off from Postgres,
 a leader elected by Kafka keeps its term, because Kafka receives its heartbeats, and an alert fires. A leader elected by
-a lock in Postgres loses the lock.
+a lock in Postgres loses the lock, another harvester leads, and no alert fires.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ SOON_MINUTES = 0.5
 CALLED_MINUTES = 2.5
 """Longer than the rules wait for missing progress, a missing leader or an unavailable server."""
 FAILED_OVER_MINUTES = 4.0
-"""Longer than the rules wait for a missing leader or server in a run, which divides these times by a smaller factor."""
+"""Longer than the rules wait for a missing leader or server. A run divides these rules' times by a smaller factor."""
 OLD_MINUTES = 7.0
 """Longer than the rules wait until a backlog counts as old and a checkpoint as stale."""
 

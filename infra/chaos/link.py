@@ -51,7 +51,7 @@ class Link:
     def forward_to(
         self, host: str, port: int, *, inside: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """Forward new connections to this address. Within the context `inside` a thread is in the address's network."""
+        """Forward new connections to this address. `inside` returns a context in the network of this address."""
         self._target, self._inside = (host, port), inside
 
     @property

@@ -13,7 +13,7 @@ from infra.harvester import Harvester, Lead
 
 
 class Member:
-    """A member of the pool: links to every server, and the current harvester process, which uses them."""
+    """A member of the pool: links to every server, and the current harvester process, which uses these links."""
 
     def __init__(self, name: str, links: Links, brokers: int, folder: Path) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Member:
 
     @property
     def lead(self) -> Lead | None:
-        """The term in which it leads, by the log of its process; None if it does not lead or its process has ended."""
+        """The member's term, read from the log of its process; None if it does not lead or its process has ended."""
         harvester = self.harvester
         if harvester is None:
             return None
@@ -74,7 +74,7 @@ class Member:
         return harvester.lead if harvester.process.pid is not None else None
 
     def start(self, config: str, hand_over: str) -> None:
-        """Start a new process of this member. `hand_over` is its value of `HARVEST_IMPL`."""
+        """Start a new process of this member. `hand_over` is the process's value of `HARVEST_IMPL`."""
         self._started += 1
         self._config.write_text(config)
         self._config.chmod(0o600)

@@ -1,7 +1,7 @@
 """`harvest run` with a history of its operations: `python -m infra.chaos.recording_clients HISTORY run -f …`.
 
-It replaces the factories of a harvester's parts by factories of recording wrappers; the product does not depend on it.
-It costs a delivery report for each record, which a batch does not need otherwise, and a line for each event.
+This module replaces the factories of a harvester's parts by factories of recording wrappers. The product does not
+depend on it. Recording costs a delivery report for each record, which batches do not need, and a line per event.
 """
 
 import json
@@ -58,7 +58,7 @@ class Recorder:
         self.clock = clock
         self._terms: dict[int, str] = {}
         self.sending = ""
-        """The leader id under which batches are sent. One suffices because a run has a single shard."""
+        """The leader id under which batches are sent. One id suffices because a run has a single shard."""
         self._telling = threading.Lock()
 
     def tell(self, kind: type[HistoryEvent], how: str, **fields: Any) -> None:
@@ -221,7 +221,7 @@ class RecordedStore:
         self._store.lead(leader_id, after_epoch)
 
     def save_pending(self, checkpoint: OutboxCheckpoint, intents: Sequence[Intent]) -> bool:
-        """Save a checkpoint with the acknowledgements that make its batch visible; record both if it is new."""
+        """Save a checkpoint with the acknowledgements that make its batch visible, and record both if it is new."""
         if checkpoint == self._told:
             return bool(self._store.save_pending(checkpoint, intents))
         said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
@@ -286,7 +286,7 @@ class RecordedBatches:
 
 
 def recorded(recorder: Recorder, delivery: Any, store: Any, shard: int) -> tuple[RecordedBatches, Any]:
-    """Wrap a delivery and its store with recorders; the store only if it stores positions."""
+    """Wrap a delivery with a recorder. If its store keeps positions, wrap the store too."""
     if store.keeps_positions:
         store = RecordedStore(recorder, store, shard)
         if isinstance(delivery, Sequenced):
@@ -315,7 +315,7 @@ def record(recorder: Recorder, history: Path) -> None:
         return harvest
 
     class RecordedPages(MarkPages):
-        """Marks each page under its own id. The recorder knows the current term when a page is marked."""
+        """Marks each page under an id of its own. The recorder writes the current term's leader id instead."""
 
         def __init__(self, source: Any, *args: Any, **named: Any) -> None:
             recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)

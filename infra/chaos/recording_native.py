@@ -1,6 +1,6 @@
 """Recorder of native hand-over: records that the C library sends without a producer in Python, and their results.
 
-The client's producer and the C library stay as they are. The recorder reads the rows before the library sends them. A
+Neither the client's producer nor the C library is changed. The recorder reads the rows before the library sends them. A
 second interceptor, in Python, records acknowledgements; it is added when the library adds its own interceptor. A file
 beside the history has the number of records that each call of the library took.
 """
@@ -90,8 +90,8 @@ class NativeRecorder:
         vars(sender).update(NativeSender=Recorded, Producer=provider)
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """Return the producer that `make` makes. Its `purge` is replaced if it is recorded: the client's `purge` holds
-        the interpreter's lock while librdkafka waits for its threads, whose reports here need the lock."""
+        """Return the producer that `make` makes. The `purge` of a recorded producer is replaced, because the client's
+        `purge` keeps the interpreter's lock while it waits for threads of librdkafka whose reports need this lock."""
         self._made.producer = None
         producer = make()
         if (handle := self._made.producer) is not None:

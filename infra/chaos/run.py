@@ -43,8 +43,8 @@ class ChaosPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """One injected fault: the process that led at its start; the start by the boot clock; its duration; and the time
-    from its end until all records that had been committed by then were read."""
+    """One injected fault. It began `at` (boot clock) while `leader` led, and lasted `seconds`. After its end it took
+    `recovery_seconds` until all records that had been committed by then were read."""
 
     fault: str
     leader: str
@@ -138,7 +138,7 @@ def judged(history: Path, mode: SystemMode) -> tuple[int, Sequence[TermEvent], H
 
 
 def not_kept(injected: Sequence[InjectedFault], terms: Sequence[TermEvent], verdict: HistoryVerdict) -> list[Broken]:
-    """Return the promises of faults that were broken and that the checker of histories does not cover."""
+    """Return the broken promises of faults, except those that the checker of histories covers."""
     copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []
     for each in injected:

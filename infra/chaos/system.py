@@ -48,7 +48,7 @@ Election = Literal["auto", "neli", "postgres"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMode:
-    """Source of the outbox, delivery to Kafka, implementation of the hand-over, and `leadership` of the pool."""
+    """Source of the outbox, delivery to Kafka, implementation of the hand-over, and election of the leader."""
 
     source: Source = "snapshot"
     delivery: Delivery = "transactional"
@@ -133,7 +133,7 @@ class System:
         """Start the servers, create the table and the topic, and start all harvesters."""
         self.kafka.prepare()
         self.postgres.start()
-        self.kafka.spawn()  # brokers take longest: the rest is done meanwhile
+        self.kafka.spawn()  # starts slowly, while the outbox is created
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self._make_outbox(connection)
         self.move_to(self.postgres)
@@ -295,8 +295,8 @@ def running(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[System]:
-    """Start the system, yield it when a harvester leads and all have started, and end all processes at the end. The
-    contexts in `prepare` are entered before the start, each once."""
+    """Start the system, yield it when a harvester leads and all harvesters have started, and end all processes at the
+    end. Each context in `prepare` is entered once, before the start."""
     with Links() as links, ExitStack() as prepared:
         system = System(folder, parts, links, mode, brokers, session_seconds=session_seconds, listens=listens)
         for each in dict.fromkeys(prepare):

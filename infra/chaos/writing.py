@@ -1,7 +1,7 @@
 """Writers of traceable records: each transaction locks the rows of its keys, then inserts a record for each key.
 
-The value of a record has its event id and its sequence number within its key. The history has each transaction before
-the commit is requested, and then its result as far as the writer knows it.
+The value of a record has its event id and its sequence number within its key. The history gets each transaction before
+the writer requests the commit. Afterwards it gets the result, which may be unknown to the writer.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _LIMITS = RecordLimits(value_chars=None)
 _MOST_RECORDS = 20
 _MOST_PIECES = 3
 _LATE_SECONDS = 20.0
-"""Delayed writers make up for at most this much time."""
+"""The longest delay that a writer makes up for."""
 _ROLLED_BACK = 0.08
 _VALUE_BYTES = 200
 _RETRY_SECONDS = 0.2
@@ -63,8 +63,8 @@ class Writing:
     def __init__(
         self, history: HistoryWriter, process: str, topic: str, answered: set[str], *, locks_first: bool = False
     ) -> None:
-        """Prepare. The events are added to `answered` when the commit is confirmed. With `locks_first` the transaction
-        gets its id only after it has locked all its keys: transaction ids then follow the commit order of a key."""
+        """Prepare. Event ids are added to `answered` when the commit is confirmed. With `locks_first` the transaction
+        gets its id only after it has locked all its keys, so that transaction ids follow the commit order of a key."""
         self._history, self._process, self._topic, self._answered = history, process, topic, answered
         self._locks_first = locks_first
         self._transaction = str(uuid.uuid4())
@@ -72,7 +72,7 @@ class Writing:
         self._is_told = False
 
     def write(self, connection: psycopg.Connection[Any], keys: list[str], padding: str = "") -> None:
-        """Write a record of each key. `keys` must be in ascending order, because writers would deadlock otherwise.
+        """Write a record for each key. `keys` must be in ascending order, because other orders may deadlock writers.
         `padding` makes the records larger.
         """
         if self._locks_first:
@@ -103,7 +103,7 @@ class Writing:
         """Record the result: `ok` committed, `fail` rolled back, `info` unknown."""
         if not self._is_told:
             self.begin_end()
-        if how == "ok":  # before the history: a write that the history has as confirmed is already in the set
+        if how == "ok":  # first, so that the set has every write that the history has as confirmed
             self._answered.update(record.event for record in self._records)
         self._tell(how)
 

@@ -1,4 +1,4 @@
-"""The commands that exist only in a clone of the repository. `harvest_lib.cli` registers them if it finds them."""
+"""Commands that exist only in a clone of the repository. `harvest_lib.cli` registers them if it finds this package."""
 
 from infra.cli.bench import bench
 from infra.cli.chaos import chaos

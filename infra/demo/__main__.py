@@ -1,12 +1,12 @@
 """`make demo`: three acts. In the first, Spark writes, harvesters deliver, the leader is killed twice, and an audit
-checks the result. The second does the same exactly once. The third runs in Dagster.
+checks the result. The second delivers the same flights exactly once. The third runs in Dagster.
 
 With OPEN=1 Dagster's page is opened at the end and stays until Ctrl-C. On servers that the user named there is no
 third act, because Dagster would leave its tables there.
 
-Exit codes: 0 no record was lost, reordered or an unexplained duplicate, the second act had no duplicate, two successors
-took over in each of both acts, and in Dagster all assets were made and all checks pass; 1 otherwise, or something
-failed; 130 interrupted, and 143 terminated, with nothing left running.
+Exit codes: 0 no record was lost or reordered, every duplicate is explained, the second act had no duplicate, a standby
+took over twice in each of these two acts, and in Dagster all assets were made and all checks pass; 1 one of these
+conditions does not hold, or a part of the demo failed; 130 interrupted; 143 terminated. No process is left running.
 """
 
 import os

@@ -23,10 +23,10 @@ class Counting:
         self._answered = time.monotonic()
 
     def count(self) -> int:
-        """Return the number of records, or the last counted number if the brokers do not answer.
+        """Return the number of records. If the brokers do not answer, return the number of the last count.
 
-        Just after the topic was made, the leaders of its partitions may not know it yet. Raises KafkaError if the
-        brokers give no answer for 15 s.
+        Just after the topic was created, there may be no answer, because the leaders of its partitions may not know
+        the topic yet. Raises KafkaError if there is no answer for 15 s.
         """
         try:
             answers = self._admin.list_offsets(self._latest, request_timeout=_REQUEST_SECONDS)

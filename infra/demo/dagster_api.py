@@ -41,8 +41,8 @@ _ASSETS = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Last result of a check. `verdict` is `passed`; the severity of a failure, `WARN` or `ERROR`; the status of an
-    execution without a result; or `never` if the check was never executed."""
+    """Last result of a check. `verdict` is `passed`, or the severity of the failure (`WARN` or `ERROR`). Without a
+    result it is the status of the execution, and `never` if the check was never executed."""
 
     verdict: str
     description: str = ""

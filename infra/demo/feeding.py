@@ -13,7 +13,7 @@ class Feed:
     """A thread that executes steps, with a pause after each, until no step is left or it is stopped."""
 
     def __init__(self, name: str, steps: Callable[[], Iterator[float | None]]) -> None:
-        """`steps` returns an iterator. Each step writes, and yields the seconds to pause or None: until `wake`."""
+        """`steps` returns an iterator. Each step writes, then yields the seconds to pause. None pauses until `wake`."""
         self._steps = steps
         self._error: BaseException | None = None
         self._is_ending, self._woken = False, threading.Event()
@@ -27,11 +27,11 @@ class Feed:
         return has_ended
 
     def start(self) -> None:
-        """Start the thread; returns at once."""
+        """Start the thread, and return at once."""
         self._thread.start()
 
     def look(self) -> Sequence[object]:
-        """Return new results since the last call; none in this class. Raises the error that ended the thread."""
+        """Return the results since the last call: none in this class. Raises the error that ended the thread."""
         self._raise_error()
         return ()
 
@@ -44,7 +44,7 @@ class Feed:
         self._woken.set()
 
     def stop(self) -> None:
-        """Make the current step the last step, and wait for its end."""
+        """Make the current step the last step, and wait until the thread has ended."""
         self._is_ending = True
         self.wake()
         if self._thread.is_alive():

@@ -14,8 +14,8 @@ from infra.log_lines import JsonLines
 from infra.processes import failed
 
 FLIGHTS = 336_776
-"""Number of rows in the data set, for the progress bar and the times of kills. The audit queries the number of
-committed rows from Postgres."""
+"""Number of rows in the data set, for the progress bar and the times of kills. The audit does not use this number:
+it reads the committed rows from Postgres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Month:
 
 
 class Loading:
-    """`harvest_lib.spark.flights.by_month`, run once in its own process."""
+    """A process that runs `harvest_lib.spark.flights.by_month` once."""
 
     writer = "Spark"
 
@@ -50,7 +50,7 @@ class Loading:
         return sum(month.rows for month in self.months)
 
     def start(self) -> None:
-        """Start the job; returns at once."""
+        """Start the job, and return at once."""
         java_home = find_java(default_state())
         jars = resolve(POSTGRES_JDBC, default_state(), java_home)
         environment = self._place.environment() | {

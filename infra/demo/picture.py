@@ -15,7 +15,7 @@ from typing import Any
 from harvest_lib.local_stack.state import default_state
 from infra.demo.report import ACTS
 
-# Its font cache belongs to the state folder, not into the user's home.
+# Matplotlib's font cache belongs into the state folder, not into the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
 
 from matplotlib import rc_context
@@ -43,7 +43,7 @@ _STYLE: Any = {
 _MARGIN_SECONDS = 1.0
 _LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
 _WIDE, _NARROW = 0.16, 0.09
-"""Least shares of the time axis for a label of full size, and for a label with the word `harvester`."""
+"""Shares of the time axis above which a leader's label has full size, or the word `harvester` before its number."""
 _TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 
@@ -73,7 +73,7 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
         _draw_act(panels[:, column], report[name])
         panels[0, column].set_title(title, loc="left", fontweight="bold", pad=22)
     for panel in panels[1:, 0]:
-        panel.set_ylim(bottom=0)  # of both acts, which share the axis
+        panel.set_ylim(bottom=0)  # of the second act too, because the acts share this axis
     panels[0, 0].set_ylabel("leader", rotation=0, ha="right", va="center")
     panels[1, 0].set_ylabel("records waiting\nin the outbox")
     panels[2, 0].set_ylabel("records/s\ninto Kafka")
@@ -150,7 +150,8 @@ def _colour(term: Mapping[str, Any]) -> str:
 
 
 def _limits(act: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the limits of the time axis. It begins at the first committed row, before which servers start."""
+    """Return the limits of the time axis. The axis begins 1 s before the first committed row, and leaves out
+    the start of the servers."""
     first = next((later["at"] for _, later in pairwise(act["samples"]) if later["committed"]), 0.0)
     ends = [first, *(term["last"] for term in act["terms"]), *(each["killed_at"] for each in act["failovers"])]
     return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

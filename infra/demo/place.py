@@ -45,7 +45,8 @@ class Place:
     group: str
     outbox: str = "outbox"
     own_kafka: bool = True
-    """True if the brokers belong to the demo, which then knows their settings and leaves topics to end with them."""
+    """True if the brokers belong to the demo. Their settings are known then, and the next run deletes their data, so
+    this run removes no topics."""
 
     @property
     def kafka(self) -> dict[str, str | int | float | bool]:
@@ -59,14 +60,14 @@ class Place:
         return make_conninfo("", **parameters)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for a program with `dsn_without_password`: this process's, without variables of
-        harvesters and of libpq, and with the password."""
+        """Return the environment for a program that gets `dsn_without_password`: this process's environment with the
+        password, and without the variables of harvesters and of libpq."""
         password = parameters_of(self.dsn).get("password", "")
         return {**environment("PG"), "PGPASSWORD": password}
 
     def reaper_yaml(self, **more: object) -> str:
-        """Return the configuration of a harvester in goharvest's spelling, with the settings `more`. It contains the
-        password."""
+        """Return a harvester's configuration as YAML in goharvest's spelling, with the additional settings `more`. The
+        text contains the password."""
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "producerKafkaConfig": {"compression.type": "lz4"},
@@ -110,7 +111,7 @@ def native(place: Place) -> Iterator[Place]:
 
 @contextmanager
 def _topic(place: Place) -> Iterator[None]:
-    """Make the topic. At the end, remove it and the topics that harvesters made from the user's brokers."""
+    """Make the topic. At the end, remove from the user's brokers this topic and the topics that harvesters made."""
     try:
         create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
         yield

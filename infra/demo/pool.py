@@ -26,7 +26,7 @@ class DemoPool:
         return max(leads, key=lambda lead: lead.at, default=None)
 
     def start(self) -> None:
-        """Start all; returns at once."""
+        """Start all, and return at once."""
         for harvester in self._living:
             harvester.start()
 

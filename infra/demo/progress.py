@@ -27,7 +27,7 @@ _PLAIN_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """State of a run at a time. `writer` names the program that fills the outbox; `leader` is None if none leads."""
+    """State of a run at one time. `writer` names the program that fills the outbox. `leader` is None if none leads."""
 
     writer: str
     committed: int
@@ -125,8 +125,8 @@ def summary(report: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table. Its number is in the report of an act under `key`; if `failover` is n > 0, it is in the
-    report of the n-th failover of the act."""
+    """A line of the table. It shows the number under `key` in the report of an act. If `failover` is n > 0, it shows
+    the number under `key` in the report of the n-th failover of the act."""
 
     label: str
     key: str
@@ -148,7 +148,7 @@ class Line:
         return f"{number:.1f} s" if self.failover else f"{number:,}"
 
     def is_good(self, act: Mapping[str, Any]) -> bool | None:
-        """Return whether the number is as promised; None if nothing is promised about it."""
+        """Return True if the number is as promised, False if it is not or is missing, None if nothing is promised."""
         number = self.of(act)
         if self.must_be_zero or (self.key == "duplicates" and act["exactly_once"]):
             return not number
@@ -181,7 +181,7 @@ def _cell(line: Line, act: Mapping[str, Any]) -> Text:
 
 
 def explained(act: Mapping[str, Any]) -> list[str]:
-    """Return a sentence about the origin of the duplicates for each term that caused some, in the order of terms."""
+    """Return a sentence for each term whose records a later term sent again, in the order of the earlier terms."""
     order = {term["leader"]: number for number, term in enumerate(act["terms"], start=1)}
     killed = {failover["leader"] for failover in act["failovers"]}
     return [

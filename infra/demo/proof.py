@@ -26,8 +26,8 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Results in Dagster at the end of the act. `checks` has the results by `asset:check`, `never_made` the assets that
-    were never made."""
+    """Results in Dagster at the end of the act. `checks` has the result of each check under `asset:check`;
+    `never_made` has the assets that were never materialized."""
 
     url: str
     checks: Mapping[str, CheckResult]
@@ -82,7 +82,8 @@ def _runs(dagster: DagsterApi) -> bool:
 
 
 def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Run a job to its end. Return a sentence about it if it did not succeed, for example because a check failed."""
+    """Run a job to its end. Return an empty tuple if the job succeeded. Otherwise, for example if a check failed, the
+    tuple has a sentence about the job."""
     mine = dagster.launch(job, tags)
     _wait(lambda: dagster.runs(job).get(mine) in ENDED, _JOB_SECONDS, f"{job} does not end", folder)
     status = dagster.runs(job)[mine]

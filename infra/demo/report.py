@@ -1,7 +1,7 @@
 """Computes the numbers of `report.json` from the samples of a run and from its audits.
 
-Pure: no I/O, no clock. Input times are Unix time in seconds, in the audit in milliseconds. Output times are seconds
-since the act began.
+It does no I/O and reads no clock. Input times are Unix times: milliseconds in the audit, and seconds elsewhere. Output
+times are seconds since the act began.
 """
 
 from collections import deque
@@ -62,8 +62,8 @@ ACTS = ("at_least_once", "exactly_once")
 
 
 def whole(at_least_once: Mapping[str, Any], exactly_once: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the content of `report.json`: both acts, and `more`: `versions`, and `wall_seconds`, server start
-    included."""
+    """Return the content of `report.json`: both acts, and the fields in `more`. These are `versions`, and
+    `wall_seconds` with the start of the servers included."""
     acts = dict(zip(ACTS, (at_least_once, exactly_once), strict=True))
     return {"ok": all(act["ok"] for act in acts.values()), **acts, **more}
 
@@ -109,8 +109,8 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
 
 
 def _failover(kill: Kill, seen: Seen, audit: AuditReport) -> dict[str, Any]:
-    """Return the report of a failover. `seconds` is the time from the SIGKILL to the first record of another harvester
-    in Kafka, None if there was none."""
+    """Return the report of a failover. `seconds` is the time from the SIGKILL until Kafka had a record of another
+    harvester; None if no such record came."""
     owners = {lead.leader_id: lead for lead in seen.leads}
     after = [
         leader

@@ -5,8 +5,8 @@
                                    the leader is killed, twice in each
 
 A kill waits for two conditions: enough records are delivered, and a backlog exists, so that the failover does not
-include time spent waiting for rows. On any machine both hold, at the latest, just after a month was committed. Every
-process that is started here ends with the act.
+include time spent waiting for rows. On any machine both conditions hold at the latest just after a month was
+committed. Every process that is started here ends with the act.
 """
 
 import os
@@ -136,7 +136,7 @@ class WatchedDelivery:
         self._counting = Counting(act.place)
         self._leader_id: UUID | None = None
         self._at_its_start = 0
-        """Number of records in Kafka when the current term was first seen. The term works when there are more."""
+        """Number of records in Kafka when the current term was first seen. More records show that the term delivers."""
 
     def watch(self) -> None:
         """Watch until all records are delivered. Raises HarvestError if a process ends by itself, or nothing is written

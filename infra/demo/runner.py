@@ -41,7 +41,7 @@ class Part(Protocol):
     """Something that a scenario starts, such as a process, and that must run until the scenario calls `let_go`."""
 
     def start(self) -> None:
-        """Start the part; returns at once."""
+        """Start the part, and return at once."""
 
     def look(self) -> object:
         """Raise HarvestError if the part has failed."""
@@ -106,7 +106,8 @@ class DemoRun(ExitStack):
         return until(condition, otherwise=otherwise, **usual | how)
 
     def ask(self, query: str) -> int:
-        """Return the number that a query finds. Return 0 if its table is missing, as a consumer makes its table."""
+        """Return the number that a query finds. Return 0 if the table is missing, because a consumer creates its table
+        when it starts."""
         with connect(self.place.dsn) as connection:
             try:
                 row = connection.execute(query).fetchone()
@@ -117,7 +118,8 @@ class DemoRun(ExitStack):
 
 @contextmanager
 def servers(folder: Path, progress: Progress) -> Iterator[Stack]:
-    """Provide Postgres and Kafka, new or named in the environment, and remove files of earlier runs from the folder."""
+    """Provide the Postgres and Kafka that the environment names; start each that it does not name. Remove files of
+    earlier runs from the folder."""
     stack = Stack(folder / "stack", fresh=True, parts=default_state())
     own = [name for name, server in (("Postgres", stack.postgres), ("Kafka", stack.kafka)) if server]
     progress.say(f"starting {' and '.join(own)}" if own else "using the servers named in the environment")

@@ -1,7 +1,7 @@
 """`make demo-pipeline`: a table and its changes are copied to Kafka, a second table and Parquet, through ten kills.
 
-Exit codes: 0 each destination equals the source; 1 otherwise, or something failed; 130 interrupted, and 143 terminated,
-with nothing left running.
+Exit codes: 0 each destination equals the source; 1 a destination differs, or a part of the demo failed; 130
+interrupted; 143 terminated. No process is left running.
 """
 
 import sys

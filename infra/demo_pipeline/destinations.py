@@ -55,7 +55,8 @@ def in_parquet(folder: Path) -> Arrived:
 
 
 def differences(source: Mapping[int, Row], arrived: Arrived, changed: Callable[[Row], Row] = dict) -> list[str]:
-    """Return a sentence for each row that is missing, is surplus, or differs from the source's row after `changed`."""
+    """Return a sentence for each row that is missing, is surplus, or differs from the result of `changed` for the
+    source's row."""
     found = [f"{key} is missing" for key in source.keys() - arrived.rows.keys()]
     found += [f"{key} is not in the source" for key in arrived.rows.keys() - source.keys()]
     for key in source.keys() & arrived.rows.keys():

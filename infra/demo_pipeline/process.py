@@ -23,7 +23,7 @@ _TICK_SECONDS = 0.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAfterKill:
     """State after a kill: the offset at which each writer resumes, by name, and the end of the log. A writer may
-    deliver the offsets between both twice."""
+    deliver the messages from its offset to this end twice."""
 
     resumes_at: dict[str, int]
     end: int
@@ -40,7 +40,7 @@ class PipelineProcess:
         self._process = ServerProcess("the pipeline", log=log, stop_signals={signal.SIGTERM: _STOP_SECONDS})
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process, and return at once."""
         self._process.spawn(self._command, environment=environment())
 
     def kill(self, *, within_seconds: float) -> StateAfterKill:

@@ -202,8 +202,8 @@ def _as_copied(row: Row) -> Mapping[str, Any]:
 
 
 def _repeats(arrived: Arrived, writer: str, kills: Sequence[StateAfterKill]) -> tuple[int, int]:
-    """Return the number of repeated messages, and the number of repeated messages that no kill explains. A kill
-    explains one repetition of each offset that its writer had not yet saved."""
+    """Return two numbers: the repeated messages, and those of them that no kill explains. A kill explains one
+    repetition of each message that the writer had not yet saved as written."""
     excused: Counter[int] = Counter()
     for kill in kills:
         excused.update(range(kill.resumes_at[writer], kill.end))

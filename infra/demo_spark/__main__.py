@@ -1,7 +1,7 @@
 """`make demo-spark`: orders pass from files through Spark, outbox and topic to totals, while each process is killed.
 
-Exit codes: 0 each order took effect once; 1 otherwise, or something failed; 130 interrupted, and 143 terminated, with
-nothing left running.
+Exit codes: 0 each order took effect once; 1 an order did not, or a part of the demo failed; 130 interrupted; 143
+terminated. No process is left running.
 """
 
 import sys
@@ -16,7 +16,7 @@ from infra.demo.progress import Progress
 from infra.demo.runner import in_a_place, run_demo, zero
 from infra.demo_spark.run import SparkDemoPlan, run
 
-_MOST_SECONDS = 150.0  # of three minutes in all, with the start of servers and the comparison
+_MOST_SECONDS = 150.0  # start of the servers and comparison included, the demo takes three minutes
 _PLACES = {
     "business": "rows in the business table",
     "records": "committed records in the topic",

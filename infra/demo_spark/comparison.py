@@ -25,7 +25,7 @@ def in_topic(place: Place) -> list[Order]:
 
 
 def totals(place: Place) -> dict[str, tuple[int, int]]:
-    """Read the totals that consumers computed: number of orders and sum of cents, by customer."""
+    """Read the totals that consumers computed: number of orders and sum of cents per customer."""
     with connect(place.dsn) as connection:
         rows = connection.execute("SELECT customer, orders, cents FROM order_totals").fetchall()
     return {str(customer): (int(str(orders)), int(str(cents))) for customer, orders, cents in rows}

@@ -46,14 +46,14 @@ class StreamQuery:
         """Prepare; nothing is started yet. The program reads the files in the folder `files`."""
         self.files, self._checkpoint = make_folder(folder / "files"), folder / "checkpoint"
         self.restarts = 0
-        """Number of restarts after an end of the process that a fault explains, kills by `kill_driver` excluded."""
+        """Number of restarts after a fault ended the process. Restarts by `kill_driver` do not count."""
         self._program, self._place, self._folder = program, place, folder
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._excused = False
         self._process = ServerProcess("Spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process, and return at once."""
         settings = _SETTINGS | {
             "spark.local.dir": str(make_folder(self._folder / "tmp")),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
@@ -95,8 +95,8 @@ class StreamQuery:
     def kill_driver(self, *, is_promoted: bool) -> None:
         """SIGKILL the driver and its child processes during a micro-batch, and start the process again.
 
-        With `is_promoted`, the micro-batch is in the ledger of the outbox but not committed in the checkpoint, so Spark
-        repeats it. Raises StackError if 20 kills hit no micro-batch.
+        With `is_promoted` the kill waits until the outbox's ledger has the micro-batch but Spark's checkpoint lacks it.
+        Spark then repeats the micro-batch. Raises StackError if 20 kills hit no micro-batch.
         """
         with connect(self._place.dsn) as connection:
 

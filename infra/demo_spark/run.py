@@ -3,9 +3,9 @@
     files ─► Spark ─► business table + outbox ─► harvesters ─► topic ─► consumers ─► totals
 
 While files are written, each joint is killed: the driver during a micro-batch, its Python workers, every connection to
-Postgres, the leader of the harvesters, and a consumer, while another consumer is frozen longer than its session. After
-each kill the demo waits until all orders written by then are in the totals. At the end the business table, the topic
-and the totals are compared with the files.
+Postgres, the leader of the harvesters, and a consumer. At that last kill, another consumer is frozen longer than its
+session. After each kill the demo waits until all orders written by then are in the totals. At the end the business
+table, the topic and the totals are compared with the files.
 """
 
 import math
@@ -49,7 +49,7 @@ class SparkDemoPlan:
 
     rounds: int = 2
     most_seconds: float = math.inf
-    """A further round begins only if it would end within this time, provided that it takes as long as the last."""
+    """Another round begins only if a round as long as the last would end within this time of the run's start."""
     per_second: int = 1_000
     seed: int = 2013
     program: Path = PROGRAM

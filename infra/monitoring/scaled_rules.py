@@ -53,9 +53,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRule:
-    """An alert with divided times. It fires `due_seconds` after its cause began: the longest time that its expression
-    compares with, plus its `for`. It may continue for `window_seconds` after the cause ended: the longest range that
-    its expression looks back, plus its `keep_firing_for`."""
+    """An alert with divided times. `due_seconds` is the time from the begin of its cause until it fires: the longest
+    time that the expression compares with, plus `for`. `window_seconds` is the longest time for which it fires after
+    the end of its cause: the longest range that the expression looks back, plus `keep_firing_for`."""
 
     name: str
     expression: str
@@ -67,8 +67,8 @@ class ScaledRule:
 def scaled(
     rules: Mapping[str, Any], factor: float, others: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, Any], list[ScaledRule]]:
-    """Return a copy of the content of a rules file with all times divided by `factor`, and its alerts. `others` has
-    other factors for some alerts, by name."""
+    """Return two values: a copy of a rules file's content with all times divided by `factor`, and the alerts in this
+    copy. `others` has different factors for some alerts, by alert name."""
     found: list[ScaledRule] = []
     groups = []
     for group in rules["groups"]:
@@ -95,12 +95,13 @@ def scaled(
 
 
 def scaled_expression(expression: str, factor: float) -> tuple[str, list[float], list[float]]:
-    """Return an expression with all times divided; the divided times that gauges must reach; and the divided ranges for
-    which the expression may stay true after its cause ended. Raises UnscalableRule.
+    """Return three values: the expression with all times divided; the divided times that gauges must reach; and the
+    divided ranges for which the expression may stay true after its cause ended. Raises UnscalableRule.
 
-    `x[1h] unless x` does not stay true for its range, and no gauge must reach a number in the operand of `unless`. A
-    condition on the time since a past time (`time() - gauge < 60`) stays true for that time. A condition on the time
-    until a future time (`gauge - time() < 60`) is true only while the gauge has such a value.
+    The ranges lack the range of `x[1h] unless x`, because this expression does not stay true for it. The times lack
+    those in the right operand of `unless`, because no gauge must reach them. A condition on the time since a past event
+    (`time() - gauge < 60`) stays true for that time, so it is a range. A condition on the time until a future event
+    (`gauge - time() < 60`) is true only while the gauge has such a value, so it is neither.
     """
     tokens = list(tokens_of(expression))
     written: list[str] = []
@@ -162,8 +163,7 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
 
 
 def _is_remembered(tokens: Sequence[Token], place: int) -> bool:
-    """Return True if the range at index `place` is of a metric that `unless` excludes while the metric exists: `x[1h]
-    unless x`."""
+    """Return True if the token at index `place` is the range in `x[1h] unless x`, where x is the same metric twice."""
     words = [each.text for each in tokens[:place] if each.kind == "word"]
     metric = next((each for each in reversed(words) if each == "up" or "_" in each), "")
     after = _from_nearest_set(tokens[place:], ")")
@@ -176,9 +176,9 @@ def _is_excluded(tokens: Sequence[Token], place: int) -> bool:
 
 
 def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
-    """Return the texts from the first set operator on that is at the nesting level of the first token or at an outer
-    level; empty if there is none. `leaves` is the parenthesis that leads to an outer level: `)` if `tokens` run to the
-    right, `(` if they run to the left."""
+    """Find the first set operator at the nesting level of the first token, or at an outer level. Return the texts of
+    the tokens from this operator on; empty if there is none. `leaves` is the parenthesis that leads to an outer level:
+    `)` if `tokens` run to the right, `(` if they run to the left."""
     depth = lowest = 0
     for place, token in enumerate(tokens):
         depth += {"(": 1, ")": -1}.get(token.text, 0) * (1 if leaves == ")" else -1)
@@ -202,7 +202,7 @@ def _is_quotient(backwards: Sequence[Token]) -> bool:
 
 
 def _is_called(backwards: Sequence[Token], word: str) -> bool:
-    """Return True if a parenthesis follows the word, so that it is the name of a function."""
+    """Return True if the word names a function: a parenthesis follows it. `backwards` runs from right to left."""
     return any(
         each.text == word and place > 0 and backwards[place - 1].text == "(" for place, each in enumerate(backwards)
     )

@@ -118,7 +118,7 @@ class Airflow:
     def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
         """Return the plans of the services, the API server first. Call `prepare` and `migrate` before.
 
-        The scheduler is last, because a task that it starts before the API server answers fails.
+        The scheduler is last, because a task fails if it starts before the API server answers.
         """
 
         def plan(name: str, *arguments: str, **details: Any) -> ServicePlan:
@@ -147,7 +147,8 @@ class Airflow:
         return bool(self._health("metadatabase"))
 
     def _lives(self, component: str) -> Callable[[float], bool]:
-        """Return a function of a start time that returns True if the component's last heartbeat is not older."""
+        """Return a function that takes a start time. It returns True if the component is healthy and had a heartbeat
+        since."""
 
         def lives(since: float) -> bool:
             heartbeat = self._health(component).get(f"latest_{component}_heartbeat")

@@ -95,14 +95,14 @@ class Dagster:
         ]
 
     def _web_serves(self, _: float) -> bool:
-        """Return True if the webserver answers and has loaded the definitions, or the error of loading them."""
+        """Return True if the webserver answers and has finished loading the definitions, successfully or not."""
         answer = ask(f"{self.url}/graphql", {"query": _LOADED})
         return bool(answer) and all(
             entry["locationOrLoadError"] for entry in answer["data"]["workspaceOrError"]["locationEntries"]
         )
 
     def _daemon_serves(self, since: float) -> bool:
-        """Return True if all required parts of the daemon are healthy with a heartbeat since its start, `since`."""
+        """Return True if all required parts of the daemon are healthy, each with a heartbeat at or after `since`."""
         answer = ask(f"{self.url}/graphql", {"query": _HEALTH})
         statuses = answer["data"]["instance"]["daemonHealth"]["allDaemonStatuses"] if answer else []
         required = [status for status in statuses if status["required"]]

@@ -27,9 +27,10 @@ def prepare(dsn: str, bootstrap_servers: str) -> None:
 
 
 def variables(known: Mapping[str, str], *, is_ours: bool) -> dict[str, str]:
-    """Return the harvester's variables other than addresses, with the values of the environment `known` or defaults.
+    """Return the harvester's environment variables except addresses. `known` is the environment; a variable that is not
+    in it has a default.
 
-    For the user's own definitions this is only the leader group, which the file of a component may override.
+    If `is_ours` is false, return only the leader group, which the file of a component may override.
     """
     group = {"HARVEST_LEADER_GROUP_ID": known.get("HARVEST_LEADER_GROUP_ID", "harvest-local")}
     return {**group, "HARVEST_DELIVERY": known.get("HARVEST_DELIVERY", "transactional")} if is_ours else group

@@ -1,4 +1,4 @@
-"""Ends the sessions that a process started, after the death of this process from any cause.
+"""Ends the sessions that another process started, after the death of that process from any cause.
 
     python -m infra.platform.guard
 
@@ -27,7 +27,7 @@ def guard(lines: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    # The process that runs the platform ends this process last. A signal to the whole group must not end it before.
+    # The process that runs the platform ends the guard last. A signal to the whole group must not end the guard before.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     guard(sys.stdin)

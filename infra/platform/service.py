@@ -79,7 +79,7 @@ class Service:
         return self._process.found_port_taken
 
     def spawn(self) -> None:
-        """Start the service; returns before it serves."""
+        """Start the service, and return before it serves."""
         self._started = time.time()
         self._process.spawn(self.plan.command, environment=self.plan.environment)
         self._session = self._process.pid or 0
@@ -97,7 +97,7 @@ class Service:
         self._process.await_ready(ready, seconds=_READY_SECONDS)
 
     def begin_stop(self) -> None:
-        """Request the service and the processes that it started to end; returns at once."""
+        """Request the end of the service and of the processes that it started, and return at once."""
         if self._session:
             self._reach = sessions.reach([self._session])  # now, while parents live: see `sessions`
             sessions.signal_all(self._reach, signal.SIGTERM)

@@ -2,8 +2,8 @@
 
 A service leads its own session. Its child processes, such as a Dagster run or an Airflow task, may outlive it and
 change their parents and process groups, but they stay in the session. Some processes open another session, such as a
-command of an Airflow task; it can be found while the parent of the process lives. A service has ended when its sessions
-have no process left.
+command of an Airflow task. The other session can be found only while the parent of that process lives. A service has
+ended when its sessions have no process left.
 """
 
 import os

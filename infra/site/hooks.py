@@ -109,7 +109,8 @@ def _is_ours(member: Any) -> bool:
 
 
 def _of_protocols(module: Any) -> set[str]:
-    """Return the names of methods that have a docstring in a protocol of the module. Other classes need no second."""
+    """Return the names of methods that have a docstring in a protocol of the module. Methods with such a name need no
+    docstring of their own."""
     targets = [each.final_target if each.is_alias else each for each in module.members.values() if _is_ours(each)]
     protocols = [
         each

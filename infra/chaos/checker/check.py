@@ -91,4 +91,4 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Hist
 
 
 def _pass_over(_observation: Observation, _event: Poll) -> None:
-    """Do nothing: commits do not matter if readers see uncommitted records."""
+    """Do nothing, because commits do not matter if readers see uncommitted records."""

@@ -2,8 +2,8 @@
 
 A generation never falls (a rewind begins a new generation), and the number rises within a generation. Storing a
 checkpoint twice changes nothing. A checkpoint may have been stored at any time between its request and its answer, so
-it is a regression only if the higher checkpoint was answered before that request. A failover replaces all checkpoints
-by the checkpoints of the new server.
+a lower checkpoint is a regression only if the higher was answered before the lower was requested. A failover replaces
+all checkpoints by the checkpoints of the new server.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """The delivery of records, from the client to the purge of their rows.
 
-purge-before-ack: a row was deleted before Kafka had acknowledged its record. If the delivery is transactional, also: a
-row was deleted before a commit was requested for any transaction that could contain its record.
+purge-before-ack: a row was deleted before Kafka had acknowledged its record. If the delivery is transactional, the
+anomaly is also that a row was deleted before a commit was requested for any transaction that could contain its record.
 """
 
 from infra.chaos.checker.finding import Findings
@@ -20,7 +20,7 @@ class Deliveries:
         self._transactions = transactions
         self._findings = findings
         self._strangers: dict[int, Acknowledge] = {}
-        """Acknowledged ids without a recorded request to send them."""
+        """Acknowledgements of records whose send is not recorded, by outbox id."""
 
     def produce(self, event: Produce) -> None:
         """Process an event: a record was handed over to the client."""

@@ -1,7 +1,7 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that the new server lacks count as never written. Purges and checkpoints that it lacks make delivered records
-part of its backlog: only the records of its backlog may be sent again.
+Writes that the new server lacks count as never written. If it lacks a purge or a checkpoint, its backlog has
+records that were delivered. Only records in the backlog may be sent again.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class FailoverLosses:
         self._records = records
         self._failovers: list[_Failover] = []
         self._began: dict[str, float] = {}
-        """Start time of each leader's term, if the history has it; by leader id."""
+        """Start times of the terms in the history, by leader id."""
 
     def term(self, event: TermEvent) -> None:
         """Process an event: the term of a leader began. The first event of a term counts."""
@@ -52,7 +52,7 @@ class FailoverLosses:
     def between(self, copy: Observation, before: Observation) -> SentAgain | None:
         """Return a `SentAgain` if a failover was between the sends of `before` and of `copy`, else None.
 
-        A leader whose term began under the old server may send records that it read there even after the failover.
+        A leader whose term began under the old server may still send records after the failover that it read before.
         """
         first = [produce.time for produce in before.record.produced_by(before.leader_id)]
         again = [produce.time for produce in copy.record.produced_by(copy.leader_id)]

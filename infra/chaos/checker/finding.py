@@ -36,7 +36,8 @@ ANOMALIES: tuple[Anomaly, ...] = get_args(Anomaly)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyFinding:
-    """One anomaly. `explained`: the promise allows it. `events` are its evidence, reduced to the affected records."""
+    """One anomaly. `explained` is true if the promise allows the anomaly. `events` are the evidence, reduced to the
+    affected records."""
 
     name: Anomaly
     explained: bool

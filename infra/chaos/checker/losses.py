@@ -1,4 +1,4 @@
-"""Records that must be in the log, and records that must not, by the outcome of their write.
+"""Checks that the log has all records that it must have, and no others, by the outcome of their writes.
 
 lost-write         a committed record was never seen, although Kafka acknowledged it, or its row was purged, or a later
                    record of its key was seen
@@ -32,8 +32,8 @@ class Losses:
                 self._missing(record)
 
     def _certain(self, record: RecordLifecycle) -> bool:
-        """Return True if the record must be seen: by its writer, an acknowledgement or a purge it was committed, and no
-        failover, deleted topic or parking excuses it."""
+        """Return True if the record must be seen. Its writer, a reader, an acknowledgement or a purge proves that it
+        was committed, and no failover, deleted topic or parking excuses its absence."""
         write = record.write
         if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.parked:
             return False

@@ -8,7 +8,7 @@ Delivery = Literal["at_least_once", "transactional"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A promise. `barrier`, which matters only at least once: at most one record of a key is in flight."""
+    """A promise. If `barrier` is true, at most one record of a key is in flight; used only for `at_least_once`."""
 
     delivery: Delivery
     barrier: bool = True

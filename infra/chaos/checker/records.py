@@ -24,11 +24,11 @@ Partition = tuple[str, int]
 """A topic and the number of its partition."""
 
 SPAN = 1 << 50
-"""Distance between the places of equal offsets before and after a recreation of the topic; above any offset."""
+"""Each recreation of a topic adds this number to the places in the new topic. It is greater than any offset."""
 
 
 def offset_at(place: int) -> int:
-    """Return the offset of a place; -1 for the place before a topic's first."""
+    """Return the offset of a place; -1 for the place before the first offset of a topic."""
     return (place + 1) % SPAN - 1
 
 
@@ -55,7 +55,7 @@ class WriteLifecycle:
         self.first = first
         self.last = first
         self.seen = False
-        """True if a record of it was seen, which proves the commit even if the writer does not know the outcome."""
+        """True if a record of the transaction was seen. This proves the commit even if the writer does not know it."""
 
     @property
     def committed(self) -> bool:
@@ -80,7 +80,7 @@ class Observation:
         self.committed = False
         """True if a committed reader has seen this place."""
         self.odd: PolledRecord | None = None
-        """The record as it was read, if it differs from the record as it was written; else None."""
+        """The record as it was read; None if it equals the record as it was written."""
 
     def __str__(self) -> str:
         topic, partition = self.partition
@@ -114,7 +114,7 @@ class Observation:
         )
 
     def poll(self, by: Stamp | None = None) -> Poll:
-        """Return the poll `by`, by default the poll of the first reader, reduced to this record."""
+        """Return a poll with this record alone: the poll `by`, by default the poll of the first reader."""
         return make_poll(by or self.stamp, "committed" if self.committed else "uncommitted", self.shown())
 
 
@@ -153,7 +153,7 @@ class RecordLifecycle:
         self.observations: tuple[Observation, ...] = ()
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
-        """True if a server without the record took over: the record may be seen or not, and in any order."""
+        """True if a server without the record took over. The record may then be seen or not, and in any order."""
         self.gone = False
         """True if the record was lost with a deleted topic, so that it need not be seen."""
         self.parked = False
@@ -171,7 +171,7 @@ class RecordLifecycle:
         self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
 
     def fits(self, shown: WrittenRecord | PolledRecord) -> bool:
-        """Return True if `shown` has the topic, key, `seq` and hash that were set before."""
+        """Return True if `shown` has the topic, key, `seq` and hash that `describe` has set."""
         return self.hash == shown.hash and self.seq == shown.seq and self.key == shown.key and self.topic == shown.topic
 
     def produced_by(self, leader_id: str | None) -> list[Produce]:
@@ -195,7 +195,7 @@ class RecordIndex:
         self.by_id: dict[int, RecordLifecycle] = {}
 
     def get(self, event: str) -> RecordLifecycle:
-        """Return the record of an event id; make it if it is new."""
+        """Return the record of an event id. A new event id gets a new record."""
         record = self.by_event.get(event)
         if record is None:
             record = self.by_event[event] = RecordLifecycle(event)

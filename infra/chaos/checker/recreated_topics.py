@@ -3,10 +3,11 @@
 In the log of a topic name, the records after a recreation follow all earlier records. A reader reads the topic that
 existed when it was assigned. An acknowledgement belongs to the topic that existed at its time.
 
-A record was lost with the old topic, and need not be seen, only if all of these conditions hold: the event of the
-recreation names the record; its write was not confirmed by `since`, the time up to which all records had been read;
-Kafka acknowledged it in the old topic, at an offset above all offsets ever seen in the old partition; and, if the
-delivery is transactional, the next request of its leader was a commit.
+A record counts as lost with the old topic, and need not be seen, only if all of these conditions hold:
+- The event of the recreation names the record.
+- Its write was not confirmed by `since`. All records that were confirmed by then had been read.
+- Kafka acknowledged the record in the old topic, at an offset above all offsets that were seen in the old partition.
+- If the delivery is transactional, the leader's next request to end a transaction was a commit that did not fail.
 """
 
 from bisect import bisect_left, bisect_right
@@ -46,7 +47,7 @@ class RecreatedTopics:
             self._read[event.process][topic, partition] = self.begins(topic, event.time)
 
     def read_by(self, process: str) -> Mapping[Partition, int]:
-        """Return the first place of the current topic for each partition that a process reads; empty if no topic was
+        """Return the first place of the topic that a process reads, for each of its partitions; empty if no topic was
         recreated."""
         return self._read.get(process, {}) if self._times else {}
 
@@ -56,7 +57,8 @@ class RecreatedTopics:
         return SPAN * bisect_right(times, time) if times else 0
 
     def finish(self, ordered: _Ordered) -> None:
-        """Mark the records that were lost with old topics. `ordered` returns a partition's observations by place."""
+        """Mark the records that were lost with old topics. `ordered` returns a partition's observations, sorted by
+        place."""
         for event in self._events:
             for name in event.events:
                 record = self._records.get(name)

@@ -9,9 +9,9 @@ First occurrences
     int-send-skip          records of another write are between the records of a write
 
 Copies, named by their cause
-    duplicate-cross-epoch  another term sent the copy than the occurrence before
-    duplicate-adjacent     the same term sent the copy, directly after the record in its key: `R0 R1 R1`
-    duplicate-separated    the same term sent the copy, after other records of the key: `R0 R1 R0`
+    duplicate-cross-epoch  one term sent the earlier occurrence, and another term sent the copy
+    duplicate-adjacent     one term sent both, with no other record of the key between them: `R0 R1 R1`
+    duplicate-separated    one term sent both, with other records of the key between them: `R0 R1 R0`
 
 A copy is allowed ("explained") if the history has a reason to send the record again and the delivery permits the copy:
 

@@ -41,7 +41,7 @@ class ObservedTerms:
                 self._failed[event.process].append(event.time)
 
     def reason(self, copy: Observation, before: Observation) -> str | None:
-        """Return the reason why a record was sent again after `before`, None if the history has no reason."""
+        """Return the reason why the record in `before` was sent again as `copy`, None if the history has no reason."""
         leader = copy.leader_id
         if leader is None or before.leader_id is None:
             return None
@@ -95,7 +95,7 @@ class ObservedTerms:
         )
 
     def _rank(self) -> dict[str, tuple[int, float]]:
-        """Return the rank of each term in its shard: by epoch if all its terms have an epoch, else by start time."""
+        """Return the rank of each term in its shard: by epoch if every term of the shard has one, else by time."""
         shards: dict[int, list[TermEvent]] = defaultdict(list)
         for term in self._terms.values():
             shards[term.shard].append(term)

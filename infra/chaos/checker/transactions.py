@@ -1,11 +1,11 @@
-"""Transactions in Kafka: committed readers see all records of a transaction or none, and none before its commit.
+"""Transactions in Kafka: committed readers see all records of a transaction or none, and none before the commit.
 
 torn-transaction   committed readers saw some records of a transaction, but never the others
-precommitted-read  a committed reader got a record, and its leader had requested no commit since it sent the record
+precommitted-read  a committed reader got a record, although its leader had requested no commit after the send
 aborted-read       a committed reader got a record of an aborted transaction
 
-A record belongs to the transaction that its leader has open when it sends the record. If the leader has several open
-transactions, or sends the record in several, the record's transaction is unknown, and nothing is concluded.
+A record belongs to the transaction that its leader has open when the leader sends the record. If the leader has several
+open transactions, or sends the record more than once, the transaction of the record is unknown and is not checked.
 """
 
 from bisect import bisect_left
@@ -130,5 +130,5 @@ class Transactions:
 
 
 def _seen(record: RecordLifecycle, leader_id: str) -> Observation | None:
-    """Return the place where a committed reader saw the record as sent by this leader, None if there is none."""
+    """Return the place where a committed reader saw the record from this leader, None if there is no such place."""
     return next((s for s in record.observations if s.committed and s.leader_id == leader_id), None)

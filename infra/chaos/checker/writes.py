@@ -14,7 +14,7 @@ class Writes:
         self._open: dict[str, WriteLifecycle] = {}
 
     def write(self, event: Write) -> None:
-        """Process the beginning or the end of a write. Only the event of the end may have the records."""
+        """Process the beginning or the end of a write. The event of the beginning may lack the records."""
         at = stamp(event)
         lifecycle = self._open.get(event.transaction)
         if lifecycle is None:

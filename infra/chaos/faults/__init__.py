@@ -38,7 +38,7 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def missing(brokers: int) -> dict[str, str]:
-    """Return the faults that could be injected with this number of brokers if the machine met all requirements, each
-    with the missing requirement."""
+    """Return the faults for which this machine lacks a requirement, each with the missing requirement. Faults that need
+    more than this number of brokers are left out."""
     said = {name: fault.needs() for name, fault in FAULTS.items() if fault.brokers <= brokers}
     return {name: sentence for name, sentence in said.items() if sentence is not None}

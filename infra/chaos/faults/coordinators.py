@@ -38,7 +38,7 @@ def _coordinator_killed(system: System, _draw: random.Random, _write: Callable[[
 
 
 def _of_transactions(system: System, admin: AdminClient) -> int:
-    """Wait for two requests of harvesters to commit, and return the id of the broker that coordinates the second."""
+    """Wait until harvesters have requested two commits. Return the id of the broker that coordinates the second."""
     commits = _commits(system)
     next(commits)  # before the first commit there may be no coordinator
     partitions = admin.list_topics(_TRANSACTIONS, timeout=_ANSWER_SECONDS).topics[_TRANSACTIONS].partitions
@@ -46,7 +46,7 @@ def _of_transactions(system: System, admin: AdminClient) -> int:
 
 
 def _commits(system: System) -> Iterator[str]:
-    """Yield the transactional id of each commit that a harvester requests from now on, within milliseconds of it."""
+    """Yield the transactional id of each commit that harvesters request from now on, milliseconds after the request."""
     histories = [JsonLines(member.history) for member in system.members]
     for each in histories:
         each.new()  # skips earlier events

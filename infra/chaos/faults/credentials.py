@@ -16,7 +16,7 @@ _SAID_SECONDS = 60.0
 
 @contextmanager
 def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """Revoke the grants on all tables, or change the password, or forbid the login. The last two end open sessions."""
+    """Revoke the grants on all tables, change the password, or forbid the login. The last two also end sessions."""
     role = system.role
     revocations = (
         (role.revoke, role.grant),

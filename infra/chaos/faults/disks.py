@@ -44,7 +44,8 @@ def _add(folder: Path) -> None:
 
 @contextmanager
 def _postgres_full(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """Fill the disk of Postgres: tables cannot grow. Half of the time its WAL cannot grow either; the server ends."""
+    """Fill the disk of Postgres, so that tables cannot grow. In half of the cases the WAL cannot grow either, and
+    Postgres ends."""
     disk, log = _disks[system.postgres.folder], system.postgres.log
     seen = log.stat().st_size
     disk.fill()
@@ -79,8 +80,8 @@ def _await_answers(system: System) -> None:
 
 
 def _want_segments(system: System) -> None:
-    """Make Postgres begin new WAL segments until it has no space for another; the failure or the end of the server is
-    the wanted fault."""
+    """Make Postgres begin new WAL segments until it has no space for another. Then a statement fails or the server
+    ends, which is the wanted fault."""
     try:
         with psycopg.connect(system.dsn, autocommit=True) as connection:
             for _ in range(_MOST_SEGMENTS):
@@ -92,7 +93,7 @@ def _want_segments(system: System) -> None:
 
 @contextmanager
 def _broker_full(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """Fill the disk of a broker: a broker ends if it can write to none of its folders."""
+    """Fill the disk of a broker. A broker ends if it can write to none of its folders."""
     number = draw.randint(1, len(system.kafka.brokers))
     disk, broker = _disks[system.kafka.data(number)], system.kafka.brokers[number - 1]
     seen = broker.log.stat().st_size

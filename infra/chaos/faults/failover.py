@@ -35,7 +35,7 @@ _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _GOES_ON = "SELECT checkpoint -> 'position' -> 'server' ->> 'timeline' FROM outbox_subscriptions"
 _HALTED = "another server was promoted"
 _MARKED = SQL("SELECT kafka_value FROM outbox UNION ALL SELECT record ->> 'kafka_value' FROM outbox_parked")
-"""Undelivered records: delivered records are deleted."""
+"""Undelivered records. The table has no others, because delivered records are deleted."""
 _PASSED = {
     "snapshot": SQL(
         "pg_visible_in_snapshot(o.transaction_id, (position ->> 'prev')::pg_snapshot)"
@@ -163,7 +163,7 @@ def _bring_back(system: System) -> None:
     stores a checkpoint on the new primary."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
-        is_rewound = system.mode.delivery != "transactional"  # with transactions only the checkpoint in Kafka counts
+        is_rewound = system.mode.delivery != "transactional"  # only a checkpoint in Kafka needs a rewind
 
         def goes_on() -> bool:
             nonlocal is_rewound
@@ -193,6 +193,6 @@ FAULTS: Mapping[str, Fault] = {
         promise="the new primary's records are delivered; a harvester that knew more halts with an error",
         inject=_failover("async"),
         seconds=(1, 4),
-        fits=lambda mode: mode.delivery != "sequenced",  # the standby's checkpoint is older: records repeat
+        fits=lambda mode: mode.delivery != "sequenced",  # records repeat, because the standby's checkpoint is older
     ),
 }

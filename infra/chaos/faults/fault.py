@@ -22,10 +22,10 @@ replaced = led_within(SESSION_SECONDS + SLOW_SECONDS)
 
 
 Needs = Callable[[], str | None]
-"""Returns a sentence with the requirement that the machine lacks and how to get it; None if it lacks nothing."""
+"""Returns None if the machine meets all requirements, else a sentence: what is missing, and how to get it."""
 
 Prepare = Callable[[System], AbstractContextManager[None]]
-"""Returns a context that is entered before the system starts, and left when all its processes have ended."""
+"""Returns a context that is entered before the system starts, and left when all processes of the system have ended."""
 
 
 def _nothing() -> None:

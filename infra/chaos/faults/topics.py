@@ -66,8 +66,8 @@ def _knows(server: str) -> bool:
 
 
 def _go_on(system: System) -> None:
-    """Retry records that were parked because the topic was missing, until none is parked, a harvester delivers, and no
-    harvester can still have the missing topic in its cache."""
+    """Retry records that were parked because the topic was missing. End when no record is parked, a harvester delivers,
+    and no harvester's cache can still say that the topic is missing."""
     believed = Deadline(_BELIEVED_SECONDS)
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 

@@ -191,7 +191,7 @@ class Effect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Park(Event):
-    """Records were parked, or held behind a parked record (both: `park`), or an operator retried or dropped them."""
+    """Records were parked or held behind a parked record (`step` is `park`), or an operator retried or dropped them."""
 
     kind = "park"
     step: Literal["park", "retry", "drop"]
@@ -200,10 +200,11 @@ class Park(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverLoss(Event):
-    """A failover to a server that lacks the newest transactions: writes, named in `events`, purges and checkpoints.
+    """A failover to a server that lacks the newest transactions. `events` are the records whose writes it lacks. Purges
+    and checkpoints may be missing too.
 
-    The old server ended at `since`. `backlog` has the records that the new server has and that are undelivered
-    according to its data.
+    The old server ended at `since`. `backlog` has the records that are undelivered according to the new server's data,
+    and `checkpoints` the checkpoints that this server has.
     """
 
     kind = "failover"

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # comes with pydantic, which needs it b
 from infra.chaos.history.events import KINDS, Event, Poll, Write
 
 _NULLABLE = frozenset({"epoch"})
-"""Fields that are written as null if they are None; other fields are then left out."""
+"""Fields that are written as null if they are None. Any other field is left out if it is None."""
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 """Types of the errors by which pydantic, depending on its release, reports an unknown field of a NamedTuple."""
 
@@ -80,7 +80,7 @@ def _complaint(error: ErrorDetails) -> str:
 
 
 def _line_of(kind: type[Event]) -> Any:
-    """Return the type of the lines of an event class: its fields. Fields with a default may be missing in a line.
+    """Return a TypedDict for the lines of an event class. Fields with a default may be missing in a line.
 
     `time` and `wall` have default factories only for code that makes an event; a line must have both.
     """
