@@ -223,7 +223,7 @@ def test_a_timeline_whose_number_comes_again_is_another(restorable):
     written = restorable.write(20, "second branch")
     restorable.forget_witness()
     for _ in range(2):
-        with pytest.raises(ServerRegressed, match="number of another one"):
+        with pytest.raises(ServerRegressed, match="number of another timeline"):
             restorable.drain()
     restorable.rewind()
     restorable.drain()

@@ -91,7 +91,7 @@ class Found(list):
 class Answers:
     """In place of `Prefetcher` and its connection: a statement is the list of the rows it would find."""
 
-    def ask(self, call):
+    def submit(self, call):
         answer = Future()
         answer.set_result(call(self))
         return answer

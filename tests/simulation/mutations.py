@@ -378,7 +378,7 @@ MUTATIONS = (
     _mutation(
         "what is sent again has the producer id of what was given up",
         _SEQUENCED,
-        _edit(Sequenced, "begin", "self._ids = _Ids()", "pass"),
+        _edit(Sequenced, "begin", "self._ids = MessageIds()", "pass"),
         seed=5,
     ),
     _mutation(

@@ -122,7 +122,7 @@ def test_of_a_table_that_nobody_has_read_nobody_says_that_nothing_waits(article,
     write(article, "t", "a", "b")
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
     outlook = StatusReader(article, config)
-    with pytest.raises(OutboxTableError, match="is not known"):
+    with pytest.raises(OutboxTableError, match="is unknown"):
         outlook.waiting()
     assert not outlook.is_known(outlook.shards())
 
@@ -137,7 +137,7 @@ def test_the_run_of_the_daemon_goes_on_before_its_harvester_has_read_the_table(
         resources=SimpleNamespace(**{settings.resource_key: resource}), log=logging.getLogger("daemon")
     )
     assert _Daemon(context, settings)._waiting() is None
-    assert "is not known" in caplog.text
+    assert "is unknown" in caplog.text
 
 
 def test_columns_of_any_name_and_type_are_read(connection, dsn, make_topic, bootstrap_servers, group_id):
