@@ -50,8 +50,8 @@ class TermCheckpoints:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if the last checkpoint and the next checkpoint are not both stored in Postgres, or both in Kafka.
-        Then other processes have to find the new location."""
+        """Return True if the next checkpoint is stored in another location (Postgres or Kafka) than the last. Then
+        other processes have to find the new location."""
         return self.last.kept_in != self._store.kept_in
 
     @property
