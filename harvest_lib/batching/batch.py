@@ -7,7 +7,7 @@
 Promises
 - A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
 - Rows that were handed over are released, except for the last row: the next page or a slow broker may need the memory.
-- Deferred and unsent records are listed by id, ordered within each key, for the checkpoint.
+- The ids of deferred and unsent records are listed for the checkpoint, ordered within each key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,7 +64,8 @@ class _Read(NamedTuple):
 
 
 class OpenBatch:
-    """Successive batches of a term. Call `begin` whenever the source is opened."""
+    """The open batch of a term; the same object serves one batch after another. Call `begin` whenever the source is
+    opened."""
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:
         self.in_flight = 0
@@ -74,7 +75,7 @@ class OpenBatch:
         self.last_sent: Row | None = None
         """The last record that was sent in this batch."""
         self.error: HarvestError | None = None
-        """The error that ends this term once the open batch is committed."""
+        """The error that ends this term when the open batch is committed."""
         self.caught_up = False
         """True if the source was read to its end since it was opened. Then the source does not return parked records
         again."""
@@ -168,7 +169,7 @@ class OpenBatch:
         self.paused.committed()
 
     def abandoned(self) -> None:
-        """Note that it is unknown how much of the batch is in Kafka."""
+        """Note that the batch has failed, and that it is unknown how many of its records are in Kafka."""
         self.in_doubt += self.in_flight
         self.in_flight = 0
         self._sent.clear()

@@ -46,7 +46,7 @@ class MarkedParking:
         # The lowest id parked since the source was opened, per topic and key, under `hold_key`.
         self._first: dict[HeldKey, int] = {}
         self.is_full = False
-        """Always False: records to park are written at once."""
+        """Always False, because records to park are written at once."""
         self.is_stale = False
         """True if an operator released a key while records of the key were being held. Then the source has to be
         reopened."""

@@ -74,7 +74,7 @@ class BatchParking:
 
     def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
         """Return the rows that may be sent. The other rows are parked, or the next `write` parks them. `largest` is the
-        length of the longest value; without it each record is measured. Raises RecordError under `stop`."""
+        length of the longest value. If `largest` is None, each record is measured. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
             return rows

@@ -19,7 +19,7 @@ from harvest_lib.source import Position
 _SAVE_SECONDS = 0.2
 """Least interval between two saves in Postgres that nothing waits for."""
 _CHECK_SECONDS = 1.0
-"""Interval between checks of the subscription's row: an operator may have moved it."""
+"""Interval between checks of the subscription's row. They show whether an operator has moved the subscription."""
 
 
 class TermCheckpoints:

@@ -70,8 +70,8 @@ class Consumer:
         isolation: Isolation = "read_committed",
     ) -> None:
         """`name` names the group and the checkpoints: a consumer with a new name reads from the start. `settings` are
-        settings of librdkafka. `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises
-        ConfigError if `topics` is a string."""
+        settings of librdkafka. `isolation` is Kafka's isolation level, for topics that are written in Kafka
+        transactions. Raises ConfigError if `topics` is a string."""
         if isinstance(topics, str):
             raise ConfigError("`topics` must be a list", field="topics", next_step=f"write `topics=[{topics!r}]`")
         self._application, self._name, self._topics = application, name, list(topics)

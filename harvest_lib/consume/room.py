@@ -1,4 +1,4 @@
-"""How many shards a process can run: its limit of open files, and the connections that the database grants, decide.
+"""Decides how many shards a process runs, by its limit of open files and by the connections that the database grants.
 
 Each shard has a Kafka client and a database connection. If there is no room for all shards, some shards wait, and take
 turns with the running shards. A turn lasts TURN_SECONDS. The wait is logged once, with the cause and the next step. If
@@ -80,7 +80,8 @@ class ShardRoom:
         """Return True if an error means that the database grants no further connection, while `others` shards run.
 
         `holding` of the other shards have a session. `has_opened`: another shard got a session after this shard had
-        requested one. So the server was neither starting nor shutting down; its error messages may be in any language.
+        requested one. This shows that the server was neither starting nor shutting down, even if the text of the error
+        is in an unknown language.
         """
         if not isinstance(error, DatabaseUnavailable) or not others:
             return False

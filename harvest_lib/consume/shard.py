@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _CAUGHT_UP_POLLS = 50
-"""After this number of polls in a row without a message, of 0.1 s each, the shard counts as caught up. A single such
-poll is no proof: it may have been too early."""
+"""Number of polls in a row without a message, of 0.1 s each, after which the shard counts as caught up. A single poll
+is no proof, because it may have been too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
 """If the messages between two checks of the time took longer than 0.1 s, the time is checked before each message. If
 they were faster, the number of messages between two checks doubles, up to 64."""

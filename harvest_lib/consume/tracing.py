@@ -1,8 +1,8 @@
 """The span of a consumer's transaction, if the process has a tracer provider.
 
 The span lasts from the first message to the commit, and is the current span while the user's functions run. It has
-links to the spans that wrote the messages, if those spans were recorded. If a tracer, a sampler or a span processor
-raises an exception, before or after the commit, only the span is lost.
+links to the spans in which the messages were written, if those spans were recorded. If a tracer, a sampler or a span
+processor raises an exception, before or after the commit, only the span is lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _MOST_MESSAGES = 1_000
 
 
 class TransactionSpan:
-    """A span that lasts from the construction of this object to `end`. Both are called on the same thread."""
+    """A span that lasts from the construction of this object to the call of `end`, which is made on the same thread."""
 
     def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
         """Begin the span. Raises the tracer's errors; later errors go to `harmless`."""

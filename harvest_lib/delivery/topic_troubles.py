@@ -1,4 +1,4 @@
-"""Topics in trouble: they exist, but take no records now. Pure but for the clock; no I/O.
+"""Topics in trouble: they exist, but take no records now. Pure except for the clock; no I/O.
 
 Harvest lacks the right to write to such a topic, a partition has no leader, or the topic refuses harvest's clock. The
 trouble may pass, so harvest waits for the topic:
@@ -12,7 +12,7 @@ Promises
   record at a time probes the topic, after 1 s at first and every 5 s in the end. If the brokers name the trouble, they
   are queried instead.
 - Time in which no broker answers does not count as waiting.
-- A trouble is over once the topic takes a record, or once the brokers have named it and no longer do.
+- A trouble is over when the topic takes a record, or when brokers that named the trouble do not name it any more.
 """
 
 from collections.abc import Iterable, Set

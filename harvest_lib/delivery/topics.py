@@ -94,7 +94,7 @@ class Topics:
 
     @property
     def is_producer_outdated(self) -> bool:
-        """Return True if the producers were made for a lower limit than any topic has had for a minute."""
+        """Return True if the limit for which producers were made has been below every topic's limit for a minute."""
         if self._least_made_for == DEFAULT_BATCH_BYTES:
             return False
         is_settled = boot_seconds() >= self._dropped_at + _SMALL_SECONDS
