@@ -31,7 +31,7 @@ class Diagnosis:
         self._stopped = threading.Event()
 
     def start(self, others: OtherPools | None) -> None:
-        """Start the thread. `others` finds other pools. It is None if this member's own pool is unknown."""
+        """Start the thread. `others` finds other pools; None if this member's own pool is unknown."""
         threads.repeat(
             "harvest-neli-diagnosis",
             lambda: self._look(others, requested=self._requested.wait(_INTERVAL_SECONDS)),

@@ -46,7 +46,7 @@ class GroupMember:
     pool: Pool | None = None
     """The pool that the member published; None if the pool is unknown, or if the member owns no partition."""
     trouble: str = ""
-    """The trouble that keeps the member from leading; empty if none is known."""
+    """The trouble that keeps the member from leading; empty if no trouble is known."""
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:

@@ -7,7 +7,7 @@ that it leads. A new holder need not wait for the end of that belief if late act
   transaction, and the old leader can commit nothing more. The new leader then reads the checkpoint, which covers all
   commits of the old leader.
 - `sequenced`: a leader begins by raising the epoch of the shard's row. Records that the old leader still sends stay
-  pending for ever, because it sends acknowledgements only after they were saved under its epoch.
+  pending for ever: a leader sends acknowledgements only after they were saved under its epoch.
 
 In both cases the subscription's row in Postgres and its data (checkpoint, parked records) are safe too, because they
 are written under the epoch. A leader writes its means of fencing into its row, beside its epoch and in the same

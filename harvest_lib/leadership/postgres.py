@@ -67,15 +67,15 @@ class PostgresLeadershipSettings:
 
     group: str
     outbox: str = ""
-    """The quoted name of the outbox table, because each outbox has a lock of its own. Empty for a lock of the group
-    alone."""
+    """The quoted name of the outbox table; empty for a lock of the group alone. Each outbox has a lock of its own."""
     shards: int = 1
     """Number of shards. The holder of the lock leads all of them."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
     """Least time between two queries to Postgres."""
     session_timeout_seconds: float = 10.0
-    """Time that a new holder of the lock waits. It does not wait if its predecessor left in order or is fenced."""
+    """Time that a new holder of the lock waits. The holder does not wait if its predecessor left in order or is
+    fenced."""
     quiesce_timeout_seconds: float = 5.0
     """Limit of the time that a stop waits until records in flight have landed."""
     io_error_backoff_seconds: float = 0.5

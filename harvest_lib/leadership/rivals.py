@@ -62,8 +62,8 @@ class Rivals:
 
     def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
         """Raise PoolConflict if a living leader of another pool has the shard (by default any shard), or if a leader of
-        this election has another subscription. If `tell` is true, notify the leader before that. A leader of this pool
-        with another delivery is only notified and logged."""
+        this election has another subscription. If `tell` is true, notify that leader first. A leader of this pool with
+        another delivery is only notified and logged."""
         for subscription, led, leader_id, theirs in self._leaders(connection, shard):
             conflict = conflict_on_outbox(self._pool, theirs)
             if conflict is None:

@@ -26,9 +26,9 @@ _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
-    """View of rows of a result: the rows `start` to before `stop`, or with `picked` the rows whose numbers are the
-    elements `start` to before `stop` of `picked`. Only the columns of a `Row` count, from the column `first` on. Slices
-    are views of the same result too. A `Row` object is made each time that a row is read."""
+    """View of rows of a result, from `start` to before `stop`. With `picked`, a list of row numbers, `start` and `stop`
+    are indexes in `picked`. Only the columns of a `Row` count, from the column `first` on. Slices are views of the same
+    result too. A `Row` object is made each time that a row is read."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "picked", "start", "stop")
 

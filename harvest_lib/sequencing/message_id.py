@@ -96,8 +96,8 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
 
 
 _begins: dict[int, int] = {}
-"""Cache from the upper time bits of an id to the clock whose low 32 time bits are 0. The upper bits stay the same for
-seven minutes."""
+"""Cache from the upper time bits of an id to the clock with these upper bits and zeros below them. The upper bits stay
+the same for seven minutes."""
 
 
 def _begin(above: int) -> int:

@@ -68,7 +68,7 @@ class Replay:
     """Messages with higher clocks were rolled back."""
 
     def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Pick the committed messages of the transaction out of `messages` of the log, in order of their offsets."""
+        """Yield the committed messages of the transaction, in order of their offsets. `messages` are from the log."""
         last = self.after
         for message in messages:
             if message.id is None or not self.begin <= message.offset < self.end:
