@@ -11,18 +11,18 @@ from harvest_lib.record import Row
 
 
 class Barrier(Protocol):
-    """Decides which records may be sent before the next checkpoint is on disk; the caller reports that checkpoint by
-    `checkpoint_saved`. Each record whose id is in `isolated` gets a batch of its own."""
+    """Decides which records may be sent before the next checkpoint is on disk. The caller calls `checkpoint_saved` when
+    that checkpoint is on disk. Each record with an id in `isolated` gets a batch of its own."""
 
     isolated: set[int]
     is_isolated: bool
-    """True if this batch consists of an isolated record. The caller sets it to False when a batch begins."""
+    """True if this batch consists of one isolated record. The caller sets this to False when a batch begins."""
     is_crowded: bool
-    """True if the last `filter` deferred more than a third of its rows: it pays to save a checkpoint before the next
-    read."""
+    """True if the last `filter` deferred more than a third of its rows. Then a checkpoint before the next read is worth
+    its cost."""
 
     def begin(self) -> None:
-        """Forget everything: the source returns deferred records again."""
+        """Forget all records, because the source returns deferred records again."""
         ...
 
     def checkpoint_saved(self) -> None:
@@ -30,13 +30,14 @@ class Barrier(Protocol):
         ...
 
     def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
-        """Return the rows to send now, at most `room` of them, as one or several sequences, and defer the other rows.
-        Deferred rows take precedence over `rows`. `first` is true if nothing was sent in this batch yet. Pages of rows
-        are copied into lists only where necessary."""
+        """Return at most `room` rows to send now, as one or several sequences, and defer the other rows. Rows that were
+        deferred earlier take precedence over `rows`. `first` is true if nothing was sent in this batch yet. Pages of
+        rows are copied into lists only where necessary."""
         ...
 
     def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the retried or probed rows to send now. Defer the others behind the rows that are deferred already."""
+        """Return the retried or probed rows that may be sent now. Defer the other rows, behind rows that were deferred
+        earlier."""
         ...
 
     def defers(self, row: Row) -> bool:
@@ -65,12 +66,12 @@ class Barrier(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Return True if the limit of deferred records is reached: nothing more should be read."""
+        """Return True if nothing more should be read, because the limit of deferred records is reached."""
         ...
 
 
 class NoBarrier:
-    """`Barrier` without a limit on the records of a key."""
+    """`Barrier` that lets any number of records with the same key into a batch."""
 
     is_blocked = is_crowded = False
 
@@ -85,7 +86,7 @@ class NoBarrier:
         self._waiting = ()
 
     def checkpoint_saved(self) -> None:
-        """Do nothing: no record waits for a checkpoint."""
+        """Do nothing, because no record waits for a checkpoint."""
 
     def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if self._waiting:

@@ -6,8 +6,8 @@
 
 Promises
 - A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
-- Of the rows handed over, only the last stays in memory: the next page or a slow broker may need as much memory.
-- Deferred and unsent records are listed by id, ordered within each key, for the checkpoint.
+- Rows that were handed over are released, except for the last row: the next page or a slow broker may need the memory.
+- The ids of deferred and unsent records are listed for the checkpoint, ordered within each key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,11 +30,11 @@ _SLICE = 500
 """Number of records that are handed over between two checks of the term."""
 
 _MANY = 100
-"""Least number of deferred rows that may form a batch without new rows. With fewer, new rows would wait for long."""
+"""Least number of deferred rows that may form a batch without new rows. A lower limit would make new rows wait long."""
 
 
 class RecordRefused(Exception):
-    """The client refused a record of the batch at the hand-over. The records before it may be on the wire."""
+    """The client refused a record of the batch when it was handed over. Earlier records may be on the wire."""
 
     def __init__(self, row: Row, reason: str) -> None:
         super().__init__(reason)
@@ -43,19 +43,20 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The source has to be reopened: the parked records have changed, or producers have to be made again."""
+    """The source has to be reopened, because the parked records have changed or producers have to be made again."""
 
 
 class Filled(NamedTuple):
-    """A batch that was sent: the position after it (None if there is nothing to commit), and whether the source may
-    have more records."""
+    """A batch that was sent. `position`: the position after the batch; None if there is nothing to commit. `more`: the
+    source may have more records."""
 
     position: Position | None
     more: bool
 
 
 class _Read(NamedTuple):
-    """A page that was handed over: its size in bytes, the position after it, and whether the source has more."""
+    """A page that was handed over. `size`: bytes of the page. `position`: the position after the page. `more`: the
+    source has more rows."""
 
     size: int
     position: Position
@@ -63,7 +64,8 @@ class _Read(NamedTuple):
 
 
 class OpenBatch:
-    """Successive batches of a term. Call `begin` whenever the source is opened."""
+    """The open batch of a term; the same object serves one batch after another. Call `begin` whenever the source is
+    opened."""
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:
         self.in_flight = 0
@@ -73,19 +75,20 @@ class OpenBatch:
         self.last_sent: Row | None = None
         """The last record that was sent in this batch."""
         self.error: HarvestError | None = None
-        """The error that ends this term once the open batch is committed."""
+        """The error that ends this term when the open batch is committed."""
         self.caught_up = False
-        """True if the source was read to its end since it was opened, and so does not return parked records again."""
+        """True if the source was read to its end since it was opened. Then the source does not return parked records
+        again."""
         self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused, ports.size.another())
         self._ports = ports
         self._rights = rights
         self._sent: dict[str, int] = {}  # key -> id of the records of this batch, under the key barrier
-        self._unsent: Sequence[int] = ()  # ids that the position of this batch passes, though they are unsent
+        self._unsent: Sequence[int] = ()  # ids of unsent records that the position of this batch passes
 
     def begin(self) -> None:
-        """Forget everything but the counts. The source returns deferred records again."""
+        """Forget the records, but not the counts. The source returns deferred records again."""
         self.barrier.begin()
         self.paused.begin()
         self._sent.clear()
@@ -94,14 +97,14 @@ class OpenBatch:
 
     @property
     def keys(self) -> list[str] | None:
-        """Return the keys of the records that were sent in this batch; None without the key barrier, which alone needs
-        the keys. Any thread may call it."""
+        """Return the keys of the records that were sent in this batch; None without the key barrier, because only the
+        key barrier needs the keys. Any thread may read this property."""
         return list(self._sent) if self._ports.one_per_key else None
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due even if nothing is read: deferred records may be sent, or paused records
-        were parked."""
+        """Return True if a checkpoint is due even if nothing is read, because deferred records may be sent or paused
+        records were parked."""
         return self.barrier.is_waiting or self.paused.is_due
 
     @property
@@ -141,8 +144,8 @@ class OpenBatch:
         return Filled(position, more)
 
     def redeliver(self) -> list[int] | None:
-        """Send parked records that an operator retried, in at most every second batch. Return the ids to release with
-        the batch; None if this batch is no redelivery. Raises RecordRefused."""
+        """Send parked records that an operator retried, in at most every second batch. Return the ids of the records to
+        release after the commit; None if this batch is not a redelivery. Raises RecordRefused."""
         again = self.redelivery.next(self.barrier) if self.redelivery.is_next(caught_up=self.caught_up) else None
         if again is None:
             return None
@@ -166,14 +169,15 @@ class OpenBatch:
         self.paused.committed()
 
     def abandoned(self) -> None:
-        """Note that it is unknown how much of the batch is in Kafka."""
+        """Note that the batch has failed, and that it is unknown how many of its records are in Kafka."""
         self.in_doubt += self.in_flight
         self.in_flight = 0
         self._sent.clear()
 
     def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the ids of an abandoned batch's records that are not in Kafka, given the keys of these records: under
-        the key barrier a key identifies a record. The list is empty if the ids are unknown or all records failed."""
+        """Return the ids of the records of an abandoned batch that are not in Kafka. `keys` are the keys of these
+        records: under the key barrier, a key identifies a record of the batch. Return an empty list if the ids are
+        unknown, or if all records failed."""
         failed_keys = {each.decode() for each in keys}
         failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
         return failed if len(failed) == len(failed_keys) < self.in_flight else []
@@ -195,7 +199,7 @@ class OpenBatch:
         return self._rights.may_go_on() and has_room and not self.barrier.is_isolated
 
     def _read_and_send(self) -> _Read | None:
-        """Read a page and hand it over. Return None if the source has no page now, or if the batch ends here."""
+        """Read a page and hand it over. Return None if the source has no page now, or if the batch has to end."""
         ports, size = self._ports, self._ports.size
         asked = min(size.page, self._room)
         page = ports.source.read(asked)
@@ -216,7 +220,7 @@ class OpenBatch:
         return _Read(page_bytes, ports.parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> None:
-        """Filter deferred rows, then `rows`, by the barrier, and hand over the result."""
+        """Pass deferred rows, and then `rows`, through the barrier. Hand over the rows that the barrier returns."""
         runs = ((), rows) if self.barrier.is_waiting else (rows,)  # without deferred rows a page is handed over whole
         for run in runs:
             for some in self.barrier.filter(run, self._room, first=not self.in_flight):

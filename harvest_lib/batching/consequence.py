@@ -18,8 +18,8 @@ SUPERSEDED = "another leader has raised the epoch, or the subscription was remov
 class Restart(Exception):
     """The term restarts at the last committed position, under a new leader id.
 
-    `position` is the position after the failed batch, if Kafka may have part of the batch. `reopens`: the source is
-    closed first, since its connection or the checkpoint may be invalid. `pause_seconds`: the wait before the next
+    `position` is the position after the failed batch, if Kafka may have some of its records. `reopens`: the source is
+    closed first, because its connection or the checkpoint may be invalid. `pause_seconds`: the wait before the next
     batch; None for the back-off after errors.
     """
 
@@ -31,8 +31,8 @@ class Restart(Exception):
 
 
 class Superseded(Exception):
-    """Another leader has begun: the term is over. `by_kafka`: another producer has begun under the transactional
-    ids."""
+    """The term is over, because another leader has begun. `by_kafka`: Kafka reported that another producer has begun
+    under the transactional ids."""
 
     def __init__(self, reason: str = SUPERSEDED, *, by_kafka: bool = False) -> None:
         super().__init__(reason)
@@ -43,14 +43,14 @@ def raise_consequence(
     outcome: BatchOutcome, batch: OpenBatch, ports: BatchPorts, size: BatchSize, position: Position | None = None
 ) -> NoReturn:
     """Raise Restart or Superseded for a batch that was not committed. `position` is the position after the batch, if
-    Kafka may have part of the batch."""
+    Kafka may have some of its records."""
     sent, last_sent = batch.in_flight, batch.last_sent
     match outcome:
         case BatchFailed(reason=reason, refused=True) if sent and last_sent is not None:
             _log.warning("batch_refused", extra={"records": sent, "reason": reason})
             size.refused(sent)
             if sent == 1:
-                batch.in_flight = 0  # it is not in Kafka
+                batch.in_flight = 0  # the record is not in Kafka
                 park(last_sent, reason, ports)
             raise Restart(position=position, pause_seconds=0.0)
         case BatchFailed(reason=reason, unnamed=unnamed):

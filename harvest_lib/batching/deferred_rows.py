@@ -1,7 +1,7 @@
 """Rows of a page that are sent in several batches. Pure, no I/O.
 
-While many rows of a page wait, the page stays in memory in the format of Postgres, so that these rows too are handed
-over natively. When few rows wait, they are copied to Python and the page is released.
+While many rows of a page wait, the page stays in memory in the format of Postgres, so that the waiting rows are handed
+over natively too. When only few rows wait, these rows are copied to Python and the page is released.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from harvest_lib.record import Row, row_bytes
 from harvest_lib.record.rows import RowPage
 
 _FEW = 32
-"""A page stays in memory while at least one in this many of its rows waits."""
+"""A page stays in memory while at least 1/32 of its rows wait."""
 
 _SMALL_ROWS = 1_000
 """The bytes of a list with this many rows are not counted, as counting costs too much. The rows of such a list are
@@ -24,7 +24,8 @@ class DeferredRows:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.bytes = 0
-        """Bytes of the waiting rows, or of the whole page while the page stays in memory; 0 if they are not counted."""
+        """Bytes of the whole page while the page stays in memory; bytes of the waiting rows after the page is released;
+        0 if bytes are not counted."""
         self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page is released
         self._waiting = set(range(len(rows)))
         self._is_counted = isinstance(rows, RowPage) or len(rows) < _SMALL_ROWS

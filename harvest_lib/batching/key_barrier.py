@@ -25,9 +25,9 @@ class KeyBarrier:
         self.isolated: set[int] = set()
         self.is_isolated = self.is_crowded = False
         self._sent: set[str] = set()  # keys of records sent since the last checkpoint
-        self._waiting: list[_Deferred] = []  # in order: sent as soon as there is room
-        self._queues: dict[str, deque[_Deferred]] = {}  # by key, in order: rows behind a sent or waiting row
-        self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
+        self._waiting: list[_Deferred] = []  # in order; sent when the batch has room
+        self._queues: dict[str, deque[_Deferred]] = {}  # key -> rows behind a sent or waiting row, in order
+        self._blocked: dict[str, None] = {}  # keys that are in `_sent` and have a queue
         self._queued = 0
         self._bytes = 0
 
@@ -184,7 +184,8 @@ class KeyBarrier:
 
 
 def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
-    """Return pages unchanged, and all lists joined into a single list: each sequence costs a call of the delivery."""
+    """Return all lists joined into a single list, and then the pages, unchanged. Fewer sequences are better, because
+    each sequence costs a call of the delivery."""
     made: list[Row] = []
     pages: list[Sequence[Row]] = []
     for rows in found:

@@ -12,12 +12,12 @@ Promises
   has passed that record. Later records of the key are deferred; the checkpoint lists their ids.
 - A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where Kafka refuses
   a batch without naming the record or its topic, smaller batches are tried until the record is alone. Parked records
-  that an operator retries go in batches of their own. The checkpoint lists their ids, and they are released once the
-  checkpoint is saved.
+  that an operator retries are sent in batches of their own. The checkpoint after such a batch lists the records' ids.
+  When this checkpoint is saved, the records are released.
 - The loop waits for a topic in trouble, up to a limit (`harvest_lib.delivery.topic_troubles`). During this wait batches
   leave out the topic's records if other topics take records (`paused_records`).
-- If records of a failed batch may still arrive in Kafka, visible to readers, the term ends. A session timeout, in which
-  these records may arrive, passes before the next term begins here.
+- If records of a failed batch may still arrive in Kafka, visible to readers, the term ends. The next term begins here
+  after a session timeout, because these records may arrive until then.
 - While Postgres or Kafka is unavailable, or refuses rights to harvest, the loop retries from the last committed
   position.
 - After a term is revoked or a stop is requested, nothing more is sent. The loop waits up to `drainInterval` for the
@@ -94,7 +94,8 @@ class BatchLoop:
 
     @property
     def holds_off(self) -> bool:
-        """Return True, once the term has ended, if records on the wire may still arrive or the leader was fenced."""
+        """Return True if this process has to wait before its next term, because records on the wire may still arrive or
+        the leader was fenced. Read this property after the term has ended."""
         return self._was_fenced or (bool(self.abandoned) and not self._ports.is_exactly_once)
 
     @property
@@ -185,14 +186,14 @@ class BatchLoop:
         outcome = ports.delivery.begin(self.leader_id, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
             raise_consequence(outcome, self._batch, ports, ports.size)
-        self._require_lead()  # beginning may have taken long
+        self._require_lead()  # `begin` may have taken long
         checkpoint = self._checkpoints.load()
         if checkpoint is None:
             return False
         self._checkpoints.begin(checkpoint)
         position = ports.source.open(checkpoint.position)
         if self._checkpoints.status() is not LeadershipStatus.LEADS:
-            ports.source.close()  # unknown whether the checkpoint is from before the change
+            ports.source.close()  # the checkpoint may be older than the change
             return False
         retried = (checkpoint.position or {}).get("retried", ())
         self._checkpoints.position = {name: value for name, value in position.items() if name != "retried"}
@@ -207,8 +208,8 @@ class BatchLoop:
         return True
 
     def _require_lead(self) -> None:
-        """Raise Superseded if another leader leads. If the subscription was moved, close the source, so that it is
-        opened again."""
+        """Raise Superseded if another leader leads. If the subscription was moved, close the source, so that the source
+        is opened again."""
         status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
             raise Superseded
@@ -216,14 +217,15 @@ class BatchLoop:
             self._ports.source.close()
 
     def _check_status(self) -> None:
-        """Check the row of the subscription. Raises Restart if it was moved, Superseded if another leader leads."""
+        """Check the subscription's row. Raises Restart if the subscription was moved, Superseded if another leader
+        leads."""
         match self._checkpoints.status():
             case LeadershipStatus.LEADS:
                 return
             case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
-                self._checkpoints.save()  # refused if it was rewound
+                self._checkpoints.save()  # refused if the subscription was rewound
                 raise Restart(reopens=True)
             case LeadershipStatus.FENCED:
                 raise Superseded
@@ -272,7 +274,7 @@ class BatchLoop:
         self._batch.abandoned()
         self._is_open = False
         if abandoned.may_arrive:
-            # If the records were sent again now, old copies could arrive behind later records of their keys, and stay.
+            # If the records were sent again now, copies on the wire could arrive after later records of their keys.
             _log.warning("records_on_the_wire", extra={"records": self._batch.in_doubt})
             self._term.end(TermEnd.FENCED)
             if still_led:
@@ -286,8 +288,8 @@ class BatchLoop:
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
 
     def _count_delivered(self, position: Position, failed_keys: Collection[bytes]) -> bool:
-        """Count those records of a failed batch that are in Kafka as delivered, so that they are not sent again. Defer
-        the failed records. Return False if it is unknown which records failed, or if all failed."""
+        """Count the records of a failed batch that are in Kafka as delivered, so that these records are not sent again.
+        Defer the failed records. Return False if it is unknown which records failed, or if all records failed."""
         failed = self._batch.failed_ids(failed_keys)
         if not failed:
             return False
@@ -325,7 +327,8 @@ class BatchLoop:
         self._term.end(TermEnd.FENCED)
 
     def _log_if_taken(self, reason: str) -> None:
-        """Log an error if the producer that has begun in Kafka is not a leader: a leader raises the epoch first."""
+        """Log an error if the producer that has begun in Kafka does not belong to a leader. A leader would have raised
+        the epoch first."""
         with suppress(DatabaseUnavailable, DatabaseAccessDenied):
             if self._checkpoints.status() is not LeadershipStatus.FENCED:
                 said = f"{_TAKEN}: Kafka reports {reason!r}, and the subscription's row names this process as leader"
@@ -349,13 +352,13 @@ class BatchLoop:
         )
 
     def _require_saved(self) -> None:
-        """Save the last checkpoint in Postgres, unless it is saved. Raises Restart or Superseded if Postgres refuses
-        it."""
+        """Save the last checkpoint in Postgres if it is not saved yet. Raises Restart or Superseded if Postgres refuses
+        the checkpoint."""
         if self._checkpoints.is_saved:
             return
         if not self._checkpoints.save():
             self._check_status()
-            raise Restart(reopens=True)  # the row names this leader, and is valid
+            raise Restart(reopens=True)  # the row is valid and names this leader
         self._batch.barrier.checkpoint_saved()
 
     def _rest(self) -> None:

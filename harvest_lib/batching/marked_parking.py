@@ -3,14 +3,15 @@ records.
 
 A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
 later records of the key for that topic are parked behind it, in order, until an operator retries or drops the parked
-record. In other topics the key is not held: a writer without the right to a topic cannot hold the topic's keys. Under
-`skip` later records of the key are sent. Under `stop` the harvester stops instead.
+record. The key is not held in other topics, so that a writer cannot hold keys in a topic that it may not write to.
+Under `skip` later records of the key are sent. Under `stop` the harvester stops instead.
 
 Promises
-- A parked record is moved out of the outbox, durably, before its page is sent. No position saved after that has the
-  record's id, so the record is not purged if an operator puts it back.
+- A parked record is moved out of the outbox, durably, before its page is sent. No later position contains the record's
+  id, so the record is not purged if an operator puts it back.
 - Under `hold_key` no record of a key is sent after a parked record of the key. If an operator releases a key while
-  later records of the key are being held, all records are marked again (`is_stale`), so that those put back go first.
+  later records of the key are being held, all records are marked again (`is_stale`), so that the records that the
+  operator put back are sent first.
 """
 
 import logging
@@ -42,12 +43,13 @@ class MarkedParking:
         self._policy = policy
         self._topics = topics
         self._pages = pages
-        # The lowest id parked since the source was opened, by topic and key, under `hold_key`.
+        # The lowest id parked since the source was opened, per topic and key, under `hold_key`.
         self._first: dict[HeldKey, int] = {}
         self.is_full = False
-        """Always False: records to park are written at once."""
+        """Always False, because records to park are written at once."""
         self.is_stale = False
-        """True once an operator has released a key while its records were being held: the source is to be reopened."""
+        """True if an operator released a key while records of the key were being held. Then the source has to be
+        reopened."""
 
     def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
         self._first.clear()
@@ -114,7 +116,7 @@ class MarkedParking:
             )
 
     def _park(self, refused: Sequence[Row], reasons: Mapping[int, str], behind: Sequence[int] = ()) -> None:
-        """Move records out of the outbox: refused records, and records behind a refused or parked record of their
+        """Move records out of the outbox: refused records, and records behind a refused or parked record with the same
         key."""
         if not refused and not behind:
             return

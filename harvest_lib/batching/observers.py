@@ -28,7 +28,8 @@ class BatchObserver(Protocol):
 
 
 class BatchObservers:
-    """`BatchObserver` that passes each call to several observers. An error in one is logged as `batch_not_observed`."""
+    """`BatchObserver` that passes each call to several observers. An observer's error is logged as
+    `batch_not_observed`."""
 
     def __init__(self, observers: Sequence[BatchObserver] = ()) -> None:
         self._observers = observers

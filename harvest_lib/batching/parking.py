@@ -1,11 +1,11 @@
-"""Parking for sources that only read: it lists records that can never be sent, and later records held behind them.
-`harvest_lib.batching.marked_parking` describes the policies. The records stay in the outbox.
+"""Parking for sources that only read. It lists records that can never be sent, and later records that are held behind
+these records. All records stay in the outbox. `harvest_lib.batching.marked_parking` describes the policies.
 
 Promises
 - A record is saved as parked, under the epoch, before a commit passes the record.
 - Under `hold_key` no record of a key is sent to a topic after a parked record of the key for that topic.
-- A row is skipped as parked only if it is the row that was parked: another row may have its id.
-- Records that an operator retries are sent in order of id within their key, and stay parked until they are in Kafka.
+- A row is skipped as parked only if it is the row that was parked: another row may have the same id.
+- Records that an operator retries are sent per key in the order of their ids. They stay parked until they are in Kafka.
 - While no record is parked or refused, rows are not checked one by one.
 """
 
@@ -27,7 +27,7 @@ _SHOWN = 10
 _MOST_FOUND = 10_000
 """Limit of the records to park that are in memory until `write`."""
 _LISTED = 50_000
-"""Limit of due records in memory: each query for them reads all parked records."""
+"""Limit of due records in memory. It is high because each query for due records reads all parked records."""
 
 
 class BatchParking:
@@ -48,22 +48,23 @@ class BatchParking:
         self._parked_ids = parked_ids
         self._otherwise = otherwise
         self._holds = policy != "skip"
-        self._first: dict[HeldKey, int] = {}  # the lowest parked id, by topic and key
-        self._ids: dict[int, HeldKey] = {}  # all parked ids with their keys, where no key is held
+        self._first: dict[HeldKey, int] = {}  # the lowest parked id per topic and key
+        self._ids: dict[int, HeldKey] = {}  # all parked ids with their keys; empty if keys are held
         self._found: list[Entry] = []  # not written yet
-        self._due: dict[int, HeldKey | None] = {}  # in order; only the last id of a key has the key
+        self._due: dict[int, HeldKey | None] = {}  # due ids in order; the key only at the key's last id
         self._grown: set[HeldKey] = set()  # keys with records held since `_due` was read
         self.lowest: int | None = None
         """The lowest id of the records that are parked or wait for `write`; None if there are none."""
 
     @property
     def is_full(self) -> bool:
-        """Return True if the limit of entries that wait for `write` is reached: nothing should be read before that."""
+        """Return True if nothing should be read before the next `write`, because the limit of entries that wait for
+        `write` is reached."""
         return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
-        """Load the parked records, after the release of `retried` records, which are in Kafka. Records found but not
-        written yet are forgotten: the source returns them again. Return False if fenced."""
+        """Release the `retried` records, which are in Kafka, and load the parked records. Forget records that wait for
+        `write`, because the source returns these records again. Return False if fenced."""
         self._found.clear()
         self._due.clear()
         if retried:
@@ -73,7 +74,7 @@ class BatchParking:
 
     def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
         """Return the rows that may be sent. The other rows are parked, or the next `write` parks them. `largest` is the
-        length of the longest value; without it each record is measured. Raises RecordError under `stop`."""
+        length of the longest value. If `largest` is None, each record is measured. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
             return rows
@@ -98,7 +99,7 @@ class BatchParking:
         return self._topics.oversized(rows, largest)
 
     def passed(self, position: Position) -> Position:
-        """Return the position after a page whose rows were filtered."""
+        """Return the position to commit after a page at `position`, when the rows of the page were filtered."""
         return position
 
     def blame(self, row: Row, reason: str) -> None:
@@ -138,8 +139,8 @@ class BatchParking:
         return self.lowest is None
 
     def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:
-        """Return the ids of retried records, and of records that are no longer held: at most `limit`, without the
-        `skipped` topics."""
+        """Return at most `limit` ids of records that were retried or are no longer held. Records of `skipped` topics
+        are left out."""
         if self._due and not skipped:
             wanted = list(islice(self._due, limit))
             if len(self._parked_ids.matching(wanted)) == len(wanted):  # none of them was dropped since
@@ -157,7 +158,7 @@ class BatchParking:
         return list(islice(found, limit))
 
     def forget_topics(self) -> None:
-        """Forget the facts about topics, for which records were parked: the brokers are queried again."""
+        """Forget the facts about topics because of which records were parked, so that the brokers are queried again."""
         self._topics.ask_again()
 
     def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -180,7 +181,7 @@ class BatchParking:
         return good
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget parked records that are in Kafka or deleted. Return False if fenced."""
+        """Remove these ids from the parked records: their records are in Kafka, or deleted. Return False if fenced."""
         if not self._parked_ids.release(ids):
             return False
         gone = [self._due.pop(each, None) for each in ids]

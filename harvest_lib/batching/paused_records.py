@@ -62,7 +62,7 @@ class PausedRecords:
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due even if nothing is read: paused records may be sent, or some were
+        """Return True if a checkpoint is due even if nothing is read, because paused records may be sent or were
         parked."""
         return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
 
@@ -81,11 +81,11 @@ class PausedRecords:
         self._paused, self._has_parked = frozenset(), False
 
     def committed(self) -> None:
-        """Note that a batch was committed, and with it the parked records."""
+        """Note that a batch was committed, together with the parked records."""
         self._has_parked = False
 
     def filter(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may be sent, after paused rows of recovered topics. Defer the other rows."""
+        """Return the rows that may be sent, preceded by paused rows of recovered topics. Defer the other rows."""
         paused = self._troubles.paused
         if paused != self._logged:
             self._log_changes(paused)
@@ -110,8 +110,8 @@ class PausedRecords:
             self._replace(sendable)
 
     def probe(self, defers: Callable[[Row], bool]) -> Row | None:
-        """Take the first paused record of a topic whose probe is due, for a batch of its own. Return None if no probe
-        is due. Records that the barrier `defers` are skipped."""
+        """Remove and return the first paused record of a topic whose probe is due; None if no probe is due. Records for
+        which `defers` returns True are skipped."""
         seen: set[str] = set()
         tried: set[str] = set()
         for place, row in enumerate(self._rows):

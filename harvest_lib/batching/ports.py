@@ -30,7 +30,8 @@ class BatchPorts:
     """The topics in trouble that the delivery has found."""
     limits: Limits
     producers_are_outdated: Callable[[], bool] = lambda: False
-    """Returns True if producers should be made again: topics now take larger batches than the producers send."""
+    """Returns True if producers should be made again, because topics now take larger batches than the producers
+    send."""
     one_per_key: bool
     """True if the key barrier is on: at most one record of a key in flight."""
     emit: Callable[[Event], None]
@@ -41,4 +42,5 @@ class BatchPorts:
     in each term."""
     observers: BatchObservers = field(default_factory=BatchObservers)
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Returns the context in which database calls run. It may replace an error, see `translate_table_errors`."""
+    """Returns the context in which database calls run. The context may replace an error, see
+    `translate_table_errors`."""

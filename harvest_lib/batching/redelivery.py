@@ -1,8 +1,9 @@
-"""Redelivery of parked records that an operator retried. Precondition: the source has already passed them.
+"""Redelivery of parked records that an operator retried. Precondition: the source has already passed these records.
 
-While any records are parked, they are polled about once a second. Each poll frees a run of due records. The barrier
-defers those that cannot be sent at once, as if the source had just returned them; the next run waits until they are
-sent. The caller ensures the precondition: a source that has not passed a parked record would return it a second time.
+While any records are parked, they are polled for due records about once a second. Each poll takes a run of due records.
+The barrier defers the records of the run that cannot be sent at once, as if the source had just returned them. The next
+run is taken when all records of this run are sent. The caller ensures the precondition: a source that has not passed a
+parked record would return the record a second time.
 """
 
 import logging
@@ -29,7 +30,8 @@ _SHOWN = 10
 
 
 class RedeliveryBatch(NamedTuple):
-    """The rows to send, and the ids to release after the commit: of the rows, of deferred rows, and of deleted rows."""
+    """A batch to redeliver. `rows` are sent now. `ids` are released after the commit: the ids of `rows`, of deferred
+    rows, and of deleted rows."""
 
     rows: list[Row]
     ids: list[int]
@@ -57,8 +59,8 @@ class Redelivery:
         self._was_next = False
 
     def is_next(self, *, caught_up: bool) -> bool:
-        """Return True if the next batch is a redelivery. At most every second batch is, and only once the source has
-        caught up."""
+        """Return True if the next batch is a redelivery. At most every second batch is a redelivery, and only after the
+        source has caught up."""
         self._was_next = not self._was_next and caught_up and self.may_look
         return self._was_next
 
@@ -103,8 +105,8 @@ class Redelivery:
         return RedeliveryBatch(passing, [*gone, *(row[ID] for row in run)])
 
     def _filter_paused(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that need not wait for a paused topic. If all rows have to wait, return the first row if a
-        probe of its topic is due, else nothing."""
+        """Return the rows that need not wait for a paused topic. If all rows have to wait, return the first row alone
+        if a probe of its topic is due, and no row if no probe is due."""
         sendable = [row for row in rows if not self._paused.defers(row)]
         if sendable or not rows:
             return sendable

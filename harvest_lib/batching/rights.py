@@ -21,8 +21,8 @@ class Rights:
         return self._term.is_live() and not self._stopping.is_set()
 
     def may_finish(self) -> bool:
-        """Return True if the loop may wait for sent records: always while it leads, and up to `drainInterval` after a
-        stop is requested or the term is revoked. A successor waits for as long."""
+        """Return True if the loop may wait for sent records. It may wait while it leads, and for up to `drainInterval`
+        after a stop is requested or the term is revoked. A successor waits for as long before it leads."""
         if self.may_go_on():
             return True
         self._finish = self._finish or Deadline(self._drain_interval_seconds)

@@ -1,4 +1,4 @@
-"""Checkpoints of a term: the last committed, the last saved in Postgres, and the right to save more.
+"""Checkpoints of a term: the last committed checkpoint, the last checkpoint in Postgres, and the right to save more.
 
 Promises
 - The previous leader is fenced once, before anything is read.
@@ -19,7 +19,7 @@ from harvest_lib.source import Position
 _SAVE_SECONDS = 0.2
 """Least interval between two saves in Postgres that nothing waits for."""
 _CHECK_SECONDS = 1.0
-"""Interval between checks of the subscription's row: an operator may have moved it."""
+"""Interval between checks of the subscription's row. They show whether an operator has moved the subscription."""
 
 
 class TermCheckpoints:
@@ -44,13 +44,14 @@ class TermCheckpoints:
 
     @property
     def keeps_positions(self) -> bool:
-        """Return False if the table alone records which rows are delivered."""
+        """Return True if checkpoints contain positions. Return False if only the table records which rows are
+        delivered."""
         return self._store.keeps_positions
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if the next checkpoint is stored elsewhere (Postgres or Kafka) than the last: other processes
-        have to find the new location."""
+        """Return True if the next checkpoint is stored in another location (Postgres or Kafka) than the last. Then
+        other processes have to find the new location."""
         return self.last.kept_in != self._store.kept_in
 
     @property
@@ -80,8 +81,9 @@ class TermCheckpoints:
         return self._store.leadership_status()
 
     def load(self) -> OutboxCheckpoint | None:
-        """Return the last checkpoint; None if it does not fit the subscription's row: another leader has begun, or the
-        subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied, CheckpointError and ServerRegressed."""
+        """Return the last checkpoint. Return None if the checkpoint does not fit the subscription's row, because
+        another leader has begun or the subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied,
+        CheckpointError and ServerRegressed."""
         try:
             return self._store.load()
         except (CheckpointError, ServerRegressed):
@@ -101,8 +103,8 @@ class TermCheckpoints:
     def following(
         self, position: Position, delivered: int, *, low_watermark: str, retention_hold: int | None
     ) -> OutboxCheckpoint:
-        """Return the next checkpoint, at `position`, after `delivered` more records. The other arguments are fields of
-        `OutboxCheckpoint`."""
+        """Return the next checkpoint, at `position`. It counts `delivered` more records than the last checkpoint. The
+        other arguments are fields of `OutboxCheckpoint`."""
         return OutboxCheckpoint(
             generation=self.last.generation,
             number=self.last.number + 1,
@@ -114,8 +116,8 @@ class TermCheckpoints:
         )
 
     def save(self) -> bool:
-        """Save the last checkpoint in Postgres. Return False if it is refused: the leader was fenced, or the
-        subscription was moved."""
+        """Save the last checkpoint in Postgres. Return False if Postgres refuses the checkpoint, because the leader was
+        fenced or the subscription was moved."""
         number = self.last.number
         if not self._store.save(self.last):
             return False

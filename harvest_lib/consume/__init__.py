@@ -1,10 +1,11 @@
 """The reading side of harvest: it reads messages exactly once, by the design of Gazette.
 
-A publisher gives every message an id, a version 1 UUID of RFC 4122. The id has the sender of the message, the message's
-number in the order of its sender, and a flag: a pending message takes effect only when its sender acknowledges it
-(`message_id`). A reader passes messages through a `Sequencer`, which drops repeated messages and holds pending messages
-until they are acknowledged or rolled back. `Publisher` writes such messages and `read_committed` reads them. A
-`Consumer` updates state and publishes further messages from them, exactly once, whatever crashes.
+A publisher gives every message an id, a version 1 UUID of RFC 4122 (`message_id`). The id has the sender of the
+message, the message's number among the messages of this sender, and a flag. A message with the flag for pending takes
+effect only when its sender acknowledges it. A reader passes messages through a `Sequencer`, which drops repeated
+messages and holds pending messages until they are acknowledged or rolled back. `Publisher` writes such messages and
+`read_committed` reads them. For each message read, a `Consumer` updates state and publishes further messages, exactly
+once, whatever crashes.
 """
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId

@@ -1,6 +1,6 @@
-"""Decides whether an error of a user's function passes by itself: then no message is to blame for it.
+"""Decides whether an error of a user's function passes by itself. No message is to blame for such an error.
 
-The whole chain of an error is searched, as an application, or a library such as SQLAlchemy, may wrap the cause:
+The whole chain of an error is searched, because an application, or a library such as SQLAlchemy, may wrap the cause:
 
 | cause | errors that pass |
 | --- | --- |
@@ -26,8 +26,8 @@ _WRONG_STATE = "55000"
 """An object is not in the required state, such as for `currval` before `nextval`."""
 _NO_STATEMENT = "26000"
 _OF_A_DRIVER = re.compile("_pg3_|__asyncpg_")
-"""Prefixes of the names of statements that a driver prepared; a pooler or another server does not know such statements.
-All other names come from the user's own EXECUTE."""
+"""Name prefixes of statements that a driver prepared. A pooler or another server does not know such statements. All
+other names come from the user's own EXECUTE."""
 _OF_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -67,8 +67,8 @@ def passes(error: BaseException) -> bool:
 
 
 def follows_what_passes(error: BaseException) -> bool:
-    """Return True if an error was raised while a passing error of Postgres was handled. The error of Postgres is the
-    cause only if the transaction has failed too, which the caller checks."""
+    """Return True if `error` was raised while an error of Postgres that passes was handled. The caller has to check
+    that the transaction has failed too: only then is the error of Postgres the cause."""
     handled = error.__context__
     while handled is not None:
         if postgres_causes.sqlstate(handled) and passes(handled):

@@ -1,4 +1,4 @@
-"""The checkpoint of a consumer's shard: all that the shard's next owner needs to continue exactly after it."""
+"""The checkpoint of a consumer's shard: all that the shard's next owner needs to continue after the last commit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class Checkpoint:
 
     Messages before `offset` were read, and `producers` is the state of the sequencer at that offset. `intents` are the
     acknowledgements of published messages: they are written to Kafka after the checkpoint is saved, and written again
-    after a crash. `topic_id` is Kafka's own id of the topic, which differs for a recreated topic of the same name; it
-    is empty if unknown. `last` identifies the last record before `offset`: a log that lost its end and grew again lacks
-    that record.
+    after a crash. `topic_id` is Kafka's own id of the topic; it is empty if unknown. A recreated topic with the same
+    name has another id. `last` identifies the last record before `offset`: a log that lost its end and grew again does
+    not have this record.
     """
 
     shard: ShardId
@@ -43,7 +43,8 @@ class Checkpoint:
     last: LastRead | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as values for JSON. Clocks are strings, as some readers of JSON cannot hold 64 bits."""
+        """Return the checkpoint as values for JSON. Clocks are strings because some readers of JSON cannot hold 64
+        bits."""
         return {
             "shard": list(self.shard),
             "topic_id": self.topic_id,
@@ -58,7 +59,7 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Return the checkpoint for a value that `to_json` returned. Raises KeyError, TypeError or ValueError for any
+        """Return the checkpoint from a value that `to_json` returned. Raises KeyError, TypeError or ValueError for any
         other value."""
         return cls(
             shard=ShardId(*value["shard"]),

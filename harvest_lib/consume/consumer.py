@@ -1,14 +1,15 @@
 """A consumer: processes that divide the partitions of topics among them. The owner of a partition runs it as a shard.
 
 A consumer group of Kafka assigns each partition to an owner. The group alone does not stop a process that was frozen,
-or has not noticed yet that it lost the partition. The fence of the store does: only a single owner can commit.
+or that has not noticed yet that it lost the partition. The fence of the store stops such a process: only one owner can
+commit.
 
 Promises
 - A thread owns an assigned partition until the partition is revoked. The thread then commits and ends, within
   END_SECONDS. If a user's function takes longer, the next owner's fence refuses the transaction.
-- A partition that fails is tried again from its checkpoint, with growing pauses, and logged each time. Other partitions
-  are not affected.
-- No message is read through the group. The group's offsets are copies, from which its lag can be monitored.
+- A shard that fails begins again from its checkpoint, with growing pauses. Each failure is logged. Shards of other
+  partitions are not affected.
+- No message is read through the group. The group's committed offsets are copies, for monitoring of the lag.
 """
 
 import logging
@@ -69,8 +70,8 @@ class Consumer:
         isolation: Isolation = "read_committed",
     ) -> None:
         """`name` names the group and the checkpoints: a consumer with a new name reads from the start. `settings` are
-        settings of librdkafka. `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises
-        ConfigError if `topics` is a string."""
+        settings of librdkafka. `isolation` is Kafka's isolation level, for topics that are written in Kafka
+        transactions. Raises ConfigError if `topics` is a string."""
         if isinstance(topics, str):
             raise ConfigError("`topics` must be a list", field="topics", next_step=f"write `topics=[{topics!r}]`")
         self._application, self._name, self._topics = application, name, list(topics)
@@ -81,26 +82,26 @@ class Consumer:
         self._room = ShardRoom()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
-        """Time after which the group removes a silent member. The member too knows then that it is removed."""
+        """Time after which the group removes a silent member. After this time the member knows that it is removed."""
         self._counting = threading.Lock()
-        self._at_work: set[Ownership] = set()  # of revoked partitions too, until their shards end
+        self._at_work: set[Ownership] = set()  # also of revoked partitions, until their shards end
         self._done: dict[str, ShardCounts] = {}  # topic -> counts of the shards that have ended
         self.fenced = 0
-        """Number of times that a shard was fenced, as another owner had begun."""
+        """Number of times that a shard was fenced because another owner had begun."""
         self.retention = RetentionWatch(self._settings, self._positions)
         """Watches how soon Kafka may remove records that the consumer has not read."""
         self.certificates = Certificates(self._settings)
         """Certificates in the configuration of the Kafka clients."""
         self._has_joined = False
         self.trouble = ""
-        """Why the consumer has not joined the group; empty once it has joined, or if the reason is unknown."""
+        """The reason why the consumer has not joined the group; empty if it has joined, or if the reason is unknown."""
         self.turned_at: float | None = None
         """Time of the last poll of the group, in boot seconds; None if the consumer does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a bad setting or
-        an application with functions that cannot be called, and KafkaError if the group refuses this member, for
-        example because the other members are programs of another kind."""
+        """Consume until a stop is requested. Raises TopicMissing and KafkaAccessDenied. Raises ConfigError for a bad
+        setting, or if functions of the application cannot be called. Raises KafkaError if the group refuses this
+        member, for example because the other members are programs of another kind."""
         guard_loggers()
         self._room.begin()
         own = group_settings(self._group_settings, self._name)
@@ -126,8 +127,8 @@ class Consumer:
             group.close()
 
     def _tend(self) -> None:
-        """Begin shards that are due while there is room, in the order in which they became due. If some still have to
-        wait, end as many shards that have had their turn."""
+        """Begin due shards while there is room, in the order in which they became due. For each due shard that still
+        has to wait, end one shard that has had its turn."""
         owned = list(self._owned.values())
         at_work = sum(each.is_at_work for each in owned)
         due = sorted((each for each in owned if each.is_due), key=lambda each: each.begin_at)
@@ -164,8 +165,8 @@ class Consumer:
         group.incremental_unassign(partitions)
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
-        """End the shards of lost partitions without waiting: other members may own the partitions by now, and the fence
-        of the store decides."""
+        """End the shards of lost partitions without a wait. Other members may own the partitions now, so only the fence
+        of the store can decide who commits."""
         self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)
@@ -212,7 +213,7 @@ class Consumer:
     # -- state, for any thread
 
     def counts(self) -> Mapping[str, ShardCounts]:
-        """Return the counts since the start, by topic."""
+        """Return the counts since the start, per topic."""
         with self._counting:
             found = dict(self._done)
             for each in self._at_work:
@@ -229,7 +230,8 @@ class Consumer:
     # -- a shard
 
     def shard_ended(self, ownership: Ownership, *, for_good: bool = False) -> None:
-        """Add the counts of an ownership's ended shard to the totals. `for_good`: no other shard follows."""
+        """Add the counts of an ownership's ended shard to the totals. `for_good`: the ownership begins no further
+        shard."""
         with self._counting:
             self._done[ownership.topic] = self._done.get(ownership.topic, ShardCounts()) + ownership.counts
             ownership.let_go()

@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class OpenTransaction:
-    """The open transaction of a shard, with counts of the messages passed to the user's functions in it."""
+    """The open transaction of a shard, with the number of messages that were passed to the user's functions in it."""
 
     def __init__(self, transaction: Transaction, began: float, span: TransactionSpan | None = None) -> None:
         self.transaction, self.began = transaction, began
@@ -43,20 +43,20 @@ class OpenTransaction:
         self.taken = 0
         self.last: int | None = None
         self.about: Message | None = None
-        """The message that the user's function is called with; None for a group of messages."""
+        """The message with which the user's function is called; None if the function gets a group of messages."""
         self.parked: list[tuple[int, str]] = []
 
     @property
     def only(self) -> int | None:
-        """Return the offset of the transaction's message if it has exactly one, else None."""
+        """Return the offset of the transaction's only message; None if the transaction does not have exactly one."""
         return self.last if self.taken == 1 else None
 
     def linked(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, and link the span, if there is one, to their writers."""
+        """Return the same messages. If there is a span, link the span to the writers of the messages."""
         return messages if self._span is None else self._span.take(messages)
 
     def end_span(self, error: str = "") -> None:
-        """End the span, unless it has ended or there is none."""
+        """End the span if there is a span that has not ended."""
         if self._span is not None:
             self._span.end(self.taken, error)
             self._span = None
@@ -69,8 +69,9 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of a shard to the application.
 
-    Exceptions of the application's functions are raised as FunctionFailed. So are SystemExit, CancelledError and panics
-    of extensions, as each would end the thread unseen. Errors of Kafka pass unchanged, as no message causes them.
+    Exceptions of the application's functions are raised as FunctionFailed. SystemExit, CancelledError and panics of
+    extensions are raised as FunctionFailed too, because they would end the thread unseen. Errors of Kafka are raised
+    unchanged, because no message causes them.
     """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
@@ -79,8 +80,8 @@ class Dispatch:
         self._forks = _forks
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
-        """Return True if the application gets the whole group in a single call. It does not for a group of a single
-        message, nor for a group that is read again from the log, which may be of any length."""
+        """Return True if the application gets the whole group in a single call. Return False for a group with a single
+        message, and for a group that is read again from the log, because such a group may have any length."""
         is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
         return is_batch and not self._attempts.is_watching
 
@@ -130,8 +131,8 @@ class Dispatch:
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Call the function for each message, and check the transaction after each, to find the message that fails.
-        Park messages that failed too often."""
+        """Call the function for each message, and check the transaction after each call, to find the message that
+        fails. Park messages that failed too often."""
         for message in messages:
             if opened.taken == self._attempts.trial:
                 return
@@ -156,7 +157,7 @@ class Dispatch:
             opened.last = message.offset
 
     def finalize(self, opened: OpenTransaction) -> None:
-        """Call the user's `finalize_txn`, if a message was passed to the user in the transaction."""
+        """Call the user's `finalize_txn`, if at least one message of the transaction was passed to the user."""
         opened.about = None
         if not opened.taken:
             return
@@ -176,14 +177,14 @@ class Dispatch:
             raise TrialPassed("", taken=opened.taken)
 
     def _pass_on(self, error: BaseException) -> None:
-        """Raise an error again if no message is to blame for it: an error of Kafka."""
+        """Raise an error of Kafka again, because no message is to blame for such an error."""
         self._end_child(error)
         if isinstance(error, KafkaError):
             raise error
 
     def _end_child(self, error: BaseException | None = None) -> None:
-        """End this process if it is a child that the user's function forked: it has its parent's connections, and would
-        end the parent's transaction."""
+        """End this process if it is a child that the user's function forked. The child has its parent's connections,
+        and would end the parent's transaction."""
         if _forks != self._forks:
             code = error.code if isinstance(error, SystemExit) else int(error is not None)
             os._exit(code if isinstance(code, int) else int(code is not None))
@@ -194,12 +195,12 @@ class Dispatch:
         return failed
 
     def refused(self, error: BaseException, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
-        """Return the failure for an error of a function, or of a message that it published."""
+        """Return the failure for an error of a user's function, or of a message that the function published."""
         reason = str(error) if isinstance(error, StateRefused) else reason_of(error)
         _let_go(error)
         if self._store.will_pass(error):
             return FunctionFailed(reason)
-        if isinstance(error, PublishRefused) and error.about is not None:  # an earlier message may have published it
+        if isinstance(error, PublishRefused) and error.about is not None:  # an earlier call may have published it
             return FunctionFailed(reason, error.about)
         return FunctionFailed(reason, offset, is_anyones=is_anyones)
 

@@ -1,4 +1,4 @@
-"""Errors of the consumer group that last as long as the group, or a setting, stays as it is."""
+"""Errors of the consumer group that last until the group or a setting is changed."""
 
 from confluent_kafka import KafkaError as ClientError
 

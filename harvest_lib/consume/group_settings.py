@@ -14,7 +14,7 @@ _DECIDED = {
     "isolation.level": "it is the parameter `isolation`",
     "partition.assignment.strategy": "partitions that stay are not given up when members change",
 }
-"""Settings that the user must not set, as the consumer sets them, with the reasons."""
+"""Settings that the user must not set because the consumer sets them, with the reasons."""
 
 
 def group_settings(settings: Mapping[str, object], name: str) -> dict[str, Any]:

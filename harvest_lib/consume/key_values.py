@@ -1,4 +1,4 @@
-"""State for applications without tables of their own: JSON values by key, in Postgres.
+"""State for applications without tables of their own: a JSON value per key, in Postgres.
 
 Keys belong to a shard, and only the shard's owner changes them. A single statement writes all changed values at the end
 of a transaction.
@@ -47,7 +47,7 @@ class KeyValues:
     """Values that a transaction reads and changes. Each key is read once, and changes are written at the end."""
 
     def __init__(self, connection: "Connection[Any]", shard: ShardId, table: str) -> None:
-        """`connection` is the connection of the transaction; through it the user may change other tables too."""
+        """`connection` is the connection of the transaction. The user may change other tables through it too."""
         self.connection = connection
         self._shard, self._table = shard, table
         self._values: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class KeyValues:
         self._changed.add(key)
 
     def write(self) -> None:
-        """Write the changes, in the order of the keys, so that two writers of the same rows cannot deadlock."""
+        """Write the changes in the order of the keys, so that two writers of the same rows cannot deadlock."""
         changed = {key: self._values[key] for key in sorted(self._changed)}
         kept = {key: Jsonb(value) for key, value in changed.items() if value is not None}
         gone = [key for key, value in changed.items() if value is None]

@@ -14,10 +14,10 @@ class ShardLimits:
     min_txn_duration_seconds: float = 0.0
     """A transaction does not end before this time, even if no message is ready."""
     ring: int = 8_192
-    """Most pending messages that are held in memory; further messages are read again from the log."""
+    """Most pending messages in memory. Further pending messages are read again from the log."""
     ring_bytes: int = RING_BYTES
-    """Most bytes of the values of pending messages in memory; further messages are read again from the log."""
+    """Most bytes of the values of pending messages in memory. Further pending messages are read again from the log."""
     prune_after_seconds: float = 86_400.0
     """A producer is forgotten if its last message is older than the log's newest message by more than this time."""
     max_attempts: int = 5
-    """Failures of a message before it is parked. The pauses between attempts grow from 0.05 to 5 s."""
+    """Number of failures after which a message is parked. The pauses between attempts grow from 0.05 to 5 s."""

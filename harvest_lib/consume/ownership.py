@@ -1,4 +1,4 @@
-"""A partition that a process owns: a thread runs the partition's shard, and begins it again after each end.
+"""A partition that a process owns. A thread runs the partition's shard. After each end the shard begins again.
 
 Promises
 - The end of a shard is logged, whatever error ended it, including SystemExit, asyncio's CancelledError and a panic in
@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _LONGEST_TURN_SECONDS = 900.0
-"""Limit of a turn, whatever the shard has committed. It is longer than five failed calls for a message, of two minutes
-each."""
+"""Limit of a turn, even if the shard has committed nothing. It is longer than five failed calls for a message, if each
+call takes two minutes."""
 
 
 class ShardCounts(NamedTuple):
@@ -39,9 +39,9 @@ class ShardCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedShard:
-    """State of an owned partition. `offset`: the offset after its last committed transaction, -1 before the first.
-    `position`: the first offset that a next owner needs, below 0 before anything was read. `stuck_since`: since when,
-    in boot seconds, a transaction has been open, or every attempt has failed; None if neither is the case."""
+    """State of an owned partition. `offset`: the offset after its last committed transaction; -1 before the first.
+    `position`: the first offset that the next owner needs; below 0 before anything was read. `stuck_since`: time, in
+    boot seconds, since which a transaction is open or each attempt to run the shard fails; None if neither is true."""
 
     topic: str
     partition: int
@@ -60,7 +60,8 @@ class Owner(Protocol):
         ...
 
     def shard_ended(self, ownership: "Ownership", *, for_good: bool = False) -> None:
-        """Add the counts of an ownership's ended shard to the totals. `for_good`: no other shard follows."""
+        """Add the counts of an ownership's ended shard to the totals. `for_good`: the ownership begins no further
+        shard."""
         ...
 
     def no_room(self, ownership: "Ownership", error: BaseException) -> bool:
@@ -85,7 +86,7 @@ class Ownership:
         self._has_ended = False
         self._turn = threading.Event()
         self.begin_at = self.began_at = 0.0
-        """Times, in boot seconds, at which the shard may begin next, and at which it began last."""
+        """Two times in boot seconds: when the shard may begin next, and when it began last."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
         self._position = -1
@@ -97,7 +98,8 @@ class Ownership:
 
     @property
     def opened_at(self) -> float | None:
-        """Return the time, in boot seconds, at which the running shard's store was open; None if it is not."""
+        """Return the time, in boot seconds, at which the running shard had opened its store. Return None if no shard is
+        running or its store is not open yet."""
         shard = self.shard
         return shard.opened_at if shard is not None and self.is_at_work else None
 
@@ -129,13 +131,14 @@ class Ownership:
 
     @property
     def is_due(self) -> bool:
-        """Return True if the shard may begin now, and its previous thread has ended."""
+        """Return True if the shard may begin now. The shard's previous thread has ended then."""
         return not self.is_at_work and not self._stopping.is_set() and boot_seconds() >= self.begin_at
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Return True if the shard has worked for long enough to give way to a waiting shard. The time counts from its
-        first commit, or from when it had nothing to commit. It does not give way while a failed message is retried."""
+        """Return True if the shard has worked long enough to give way to a waiting shard. The time counts from the
+        shard's first commit, or from when it had nothing to commit. While a failed message is retried, return False,
+        up to a limit."""
         if not self.is_at_work or self._turn.is_set():
             return False
         now, shard = boot_seconds(), self.shard
@@ -146,7 +149,7 @@ class Ownership:
         return now - shard.going_since >= TURN_SECONDS
 
     def end_turn(self) -> None:
-        """End the shard. It begins again in its next turn."""
+        """End the shard. The shard begins again in its next turn."""
         self._turn.set()
 
     def begin(self) -> None:
@@ -166,7 +169,7 @@ class Ownership:
         self._turn.set()
 
     def await_end(self, seconds: float) -> None:
-        """Wait for the end of the shard. If its thread has not ended after `seconds`, log that and leave the thread."""
+        """Wait for the end of the shard. If its thread has not ended after `seconds`, log this and leave the thread."""
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
@@ -193,7 +196,7 @@ class Ownership:
                 self._owner.shard_ended(self)
 
     def _end(self) -> None:
-        """Note that the shard has ended for good. Safe to repeat."""
+        """Note that the shard has ended for good. Repeated calls are safe."""
         self._owner.shard_ended(self, for_good=True)
         if not self._has_ended:
             self._has_ended = True
@@ -207,7 +210,7 @@ class Ownership:
         self.shard.run(self._turn)
 
     def _ended_by(self, error: BaseException) -> None:
-        # The next begin is decided before the error is logged, as a log handler may raise.
+        # The next begin is decided before the error is logged, because a log handler may raise.
         if self._owner.no_room(self, error):
             return  # to wait for a turn is no failure; `begin_at` and so the shard's rank in the queue stay the same
         is_fenced = isinstance(error, Fenced)
@@ -215,7 +218,7 @@ class Ownership:
         # If the shard has committed before, a new connection may be enough.
         was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
         if is_fenced:
-            # The other process likely owns it now: fence it in turn only if the group still assigns the shard here.
+            # The other process likely owns the shard. Fence it in turn only if the group still assigns the shard here.
             self._owner.count_fenced()
             _log.warning("shard_fenced", extra={"shard": self._name})
         elif was_good:

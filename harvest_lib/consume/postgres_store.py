@@ -1,6 +1,7 @@
 """`Store` in Postgres: the user's own tables, and the shard's checkpoint beside them.
 
-An owner that is frozen in a transaction keeps the locks of that transaction. Postgres ends it after IDLE_SECONDS.
+An owner that is frozen in a transaction holds the locks of that transaction, until Postgres ends the transaction after
+IDLE_SECONDS.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,8 @@ from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.sequencing.batch import Message
 
 IDLE_SECONDS = 120
-"""Longest time without a statement in a transaction. A call of the user's function for a message may take no longer."""
+"""Longest time without a statement in a transaction. A call of the user's function for a message may not take longer.
+"""
 
 _TELL_WAITS = """
 SELECT set_config('lock_timeout', (statement.setting::bigint / 2)::text, false)
@@ -29,8 +31,8 @@ FROM pg_settings AS statement, pg_settings AS lock
 WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND lock.name = 'lock_timeout'
   AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
 """
-"""For a role with a `statement_timeout`: a wait for a lock ends before that timeout, with an error of its own, and so
-can be told from a slow statement."""
+"""For a role with a `statement_timeout`. A wait for a lock then ends before that timeout, with another error, so that
+the wait can be distinguished from a slow statement."""
 _SESSION = """
 SELECT current_user::text, array_agg(name || '=' || setting ORDER BY name) FROM pg_settings WHERE source = 'session'
 """
@@ -74,8 +76,8 @@ UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
 WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
   AND pg_catalog.set_config('synchronous_commit', 'on', true) = 'on'
 """
-"""Durable even if a user's function has changed `synchronous_commit`: after the commit, published messages are
-acknowledged."""
+"""The commit is durable even if a user's function has changed `synchronous_commit`. It has to be durable because
+published messages are acknowledged after it."""
 _PARK = """
 INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (consumer, topic, partition, "offset") DO UPDATE
@@ -95,7 +97,7 @@ def create_tables(dsn: str, table: str = "consumers") -> None:
 
 
 class _Lent(psycopg.Connection[Any]):
-    """A connection for the user's functions, which cannot end its transaction or close it, not even by `with`."""
+    """A connection for the user's functions. They can neither end its transaction nor close it, not even by `with`."""
 
     def commit(self) -> None:
         raise _not_theirs("commit")
@@ -157,8 +159,8 @@ class PostgresStore:
             self._session = self.connection.execute(_SESSION).fetchone()
 
     def _placed(self) -> tuple[str, str]:
-        """Return the schema and name of the table of checkpoints. The schema is needed, as a user's function may set
-        another `search_path`."""
+        """Return the schema and the name of the table of checkpoints. The schema is needed because a user's function
+        may set another `search_path`."""
         parts = name_parts(self._table)
         name = sql.Identifier(*parts).as_string(None)
         row = self.connection.execute(_SCHEMA, (name,)).fetchone()
@@ -193,7 +195,7 @@ class PostgresStore:
         return passes(error) or (not self.is_open and follows_what_passes(error))
 
     def flush(self) -> None:
-        """Do nothing: the user's statements change the tables at once."""
+        """Do nothing, because the user's statements change the tables at once."""
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         with translated():
@@ -212,9 +214,9 @@ class PostgresStore:
             self.connection.execute(self._statements[_PARK], values)
 
     def rollback(self) -> None:
-        """Roll the transaction back. Open a new connection if the user's functions left the present one in the middle
-        of a statement, or changed settings of its session, which may affect later messages. The fence stays the same,
-        and still shows whether this process owns the shard."""
+        """Roll the transaction back. Open a new connection if the user's functions left the present connection in the
+        middle of a statement, or changed settings of its session: the settings may affect later messages. The fence
+        stays the same, and still shows whether this process owns the shard."""
         with suppress(psycopg.Error):
             self.connection.execute("ROLLBACK")
             if self.connection.execute(_SESSION).fetchone() == self._session:

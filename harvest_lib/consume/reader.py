@@ -28,13 +28,13 @@ from harvest_lib.sequencing.sequencer import Replay, Sequencer
 
 _BATCH_MESSAGES, _BATCH_BYTES = 2_000, 16 * 2**20
 _FIRST_MESSAGES = 50
-"""Limit of the messages in the first batch, as the size of messages is unknown then."""
+"""Limit of the messages in the first batch. It is small because the size of messages is still unknown."""
 QUEUED_KBYTES = 16_384
-"""Limit, in kilobytes, of the messages that a client fetches ahead; librdkafka's default is four times as much."""
+"""Limit, in kilobytes, of the messages that a client fetches ahead. librdkafka's default is four times as high."""
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
-"""The group of `read_committed` that means that no message is ready. Any other empty group means only that a batch
+"""The group that `read_committed` yields if no message is ready. Any other empty group means only that a batch
 committed nothing."""
 _HOW_TO_GO_ON = (
     "see which records Kafka lost (an unclean election of a leader, a restored volume), compare the state with the "
@@ -45,10 +45,11 @@ _HOW_TO_GO_ON = (
 )
 _AWAY = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _READY_SECONDS = 0.1
-"""Longest wait for the next message before an empty batch is returned once more."""
+"""Longest wait for the next message, after which an empty batch is yielded."""
 
 Isolation = Literal["read_committed", "read_uncommitted"]
-"""Kafka's own setting: read messages of Kafka transactions once committed, or also before and if aborted."""
+"""Kafka's own setting: whether messages of Kafka transactions are read only after the commit, or also before the commit
+and after an abort."""
 
 
 def read_uncommitted(
@@ -63,14 +64,14 @@ def read_uncommitted(
     reached: Callable[[int], None] | None = None,
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Sequence[Message], None, None]:
-    """Yield all messages of the log from the offset `begin` to before `end` (or without end), in batches.
+    """Yield all messages of the log from the offset `begin` to before `end` (without `end`: forever), in batches.
 
-    A message's `record` is the Kafka client's. An empty batch means that no message is ready. `last` is the record that
-    was read last before `begin`, if known: the log must still have it. `reached` is called after each batch was
-    processed, with the offset up to which the log was read, as some offsets have no message. With `end`, half a minute
-    without a message is an error: a broker is down, or an open Kafka transaction hides the rest. Raises
-    CheckpointError if the log does not have the offset `begin` any more, or not yet, or has another record in place of
-    `last`; also TopicMissing, KafkaUnavailable and KafkaAccessDenied.
+    A message's `record` is the Kafka client's. An empty batch means that no message is ready. `last` is the last record
+    that was read before `begin`, if known: the log must still have it. After each batch was processed, `reached` is
+    called with the offset up to which the log was read; some offsets have no message. With `end`, half a minute without
+    a message is an error: a broker is down, or an open Kafka transaction hides further messages. Raises CheckpointError
+    if the log does not have the offset `begin` any more, or not yet, or has another record in place of `last`. Also
+    raises TopicMissing, KafkaUnavailable and KafkaAccessDenied.
     """
     lost = BrokersLost(observer if callable(observer := settings.get("error_cb")) else None)
     with _client({**settings, "error_cb": lost}, topic, isolation, provider) as client:
@@ -94,12 +95,13 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Yield committed messages from the sequencer's position on. Each group has all messages of an acknowledgement.
+    """Yield committed messages in groups, from the sequencer's position on. A group has all messages of an
+    acknowledgement.
 
-    Iterate over each group to its end before the next group. If iteration stops earlier or fails, the sequencer cannot
-    be used any more, and the request for the next group raises RuntimeError. NOTHING_READY means that no message is
-    ready now; another empty group follows a batch that commits nothing, so that the caller gets control. Raises the
-    errors of `read_uncommitted`.
+    Iterate over each group to its end before the next group. If iteration over a group stops earlier or fails, the
+    sequencer cannot be used any more, and the request for the next group raises RuntimeError. The group NOTHING_READY
+    means that no message is ready now. Another empty group is yielded after a batch that commits nothing, so that the
+    caller gets control. Raises the errors of `read_uncommitted`.
     """
 
     is_whole, client = True, None
@@ -201,14 +203,15 @@ def _read(
 
 
 def _require(consumer: Any, place: TopicPartition) -> None:
-    """Raise KafkaException if the partition does not exist. The client itself would notice only after half a minute."""
+    """Raise KafkaException if the partition does not exist. The client itself would report it after half a minute."""
     found = consumer.list_topics(place.topic, _ANSWER_SECONDS).topics[place.topic]
     if found.error is not None or place.partition not in found.partitions:
         raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))
 
 
 def _require_same(client: Any, settings: Mapping[str, object], place: TopicPartition, last: LastRead) -> None:
-    """Raise CheckpointError if the log has another record at the offset of `last`: then offsets mean other records."""
+    """Raise CheckpointError if the log has another record at the offset of `last`, because offsets then mean other
+    records."""
     first, end = log_range(client, place.topic, place.partition, timeout_seconds=_ANSWER_SECONDS)
     if not first <= last.offset < end:
         return  # retention has removed the record, or the log ends before it, which a read reports
@@ -229,8 +232,8 @@ def _batches(
     reached: Callable[[int], None] | None,
     lost: BrokersLost | None,
 ) -> Iterator[Batch]:
-    """Yield batches up to `end`. If a message comes after all brokers were lost, return early: `place` then has the
-    offset of the next message to read."""
+    """Yield batches up to `end`. If a message comes after all brokers were lost, put the offset of the next message to
+    read into `place` and return early."""
     position, deadline, is_idle = place.offset, Deadline(_SILENCE_SECONDS), True
     waits, most = OpenTransactionWatch(consumer), min(_FIRST_MESSAGES, _BATCH_MESSAGES)
     while end is None or position < end:
@@ -264,13 +267,13 @@ def _batches(
         batch = Batch(_offsets_of(good), _ids_of(good), good, LastRead.of(good[-1]) if good else None)
         yield batch if end is None or position <= end else batch[: bisect_left(batch.offsets, end)]
         if found:
-            deadline = Deadline(_SILENCE_SECONDS)  # the caller may take its time with them
+            deadline = Deadline(_SILENCE_SECONDS)  # the caller may have taken long to process the batch
         if reached is not None:
             reached(position if end is None else min(position, end))  # messages behind the end were not taken
 
 
 def _offsets_of(records: Sequence[Any]) -> list[int] | range:
-    """Return the rising offsets of records, as a range if there is no gap."""
+    """Return the offsets of records, which are ascending, as a range if there is no gap."""
     if records:
         first, after = records[0].offset(), records[-1].offset() + 1
         if after - first == len(records):  # no gap, which only transactions of Kafka and compaction leave
@@ -289,8 +292,8 @@ def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
 
 
 def _id_of(headers: Any) -> bytes | None:
-    """Return the first message id among some headers: empty bytes, which no reader accepts, if its value is not bytes;
-    None without an id."""
+    """Return the first message id among the headers of a record; None if there is no id. If the id is not bytes, return
+    empty bytes, which no reader accepts as an id."""
     for name, value in headers or ():
         if name == HEADER_NAME:
             return value if isinstance(value, bytes) else b""

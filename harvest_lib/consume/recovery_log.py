@@ -2,11 +2,11 @@
 
 The key of a record is `author` (the value names the last owner), `head` (the value has the shard, the number of pages
 of the database, and a digest of all pages in the log) or the number of a page (the value is the image of the page). A
-transaction of the database is a transaction of Kafka; its head is its last record. The topic is compacted and holds
-each page about once, so the time to play it back depends on the size of the database, not on its age.
+transaction of the database is a transaction of Kafka, whose last record is the head. The topic is compacted and has
+each page about once, so the time to play the log back depends on the size of the database, not on its age.
 
-Promise: playing back returns all committed pages, or raises an error. The digest reveals a page that retention or a
-person has removed or changed. A topic that was recreated is a new log.
+Promise: playing the log back returns all committed pages, or raises an error. The digest reveals a page that retention
+or a person has removed or changed. A topic that was recreated is a new log.
 """
 
 import json
@@ -42,7 +42,8 @@ _DIGESTS = 1 << 8 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """The partition of a shard's log: in the topic `log`, the partition with the number of the shard's partition."""
+    """The partition of a shard's recovery log. It is in the topic `log`, and has the number of the shard's
+    partition."""
 
     log: str
     shard: ShardId
@@ -56,8 +57,8 @@ class LogPlace:
 
 
 class PagesDigest:
-    """Digest of a set of numbered pages: the sum of the digests of the pages. The digest of each page is in memory, at
-    130 bytes per page, so that a page can be replaced."""
+    """Digest of a set of numbered pages: the sum of the digests of the pages. The digest of each page stays in memory,
+    at 130 bytes per page, so that it can be subtracted when the page is replaced."""
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
@@ -77,8 +78,8 @@ class PagesDigest:
 
 
 def create_recovery_log(settings: Mapping[str, object], topic: str, *, partitions: int) -> None:
-    """Create the topic of a consumer's recovery logs, unless it exists. `partitions` is at least the number of
-    partitions of each topic that the consumer reads.
+    """Create the topic of a consumer's recovery logs if it does not exist. `partitions` has to be at least the number
+    of partitions of each topic that the consumer reads.
 
     Raises TopicMissing if the topic may not be created.
     """
@@ -86,8 +87,8 @@ def create_recovery_log(settings: Mapping[str, object], topic: str, *, partition
 
 
 def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
-    """Return the log's first offset. Raises TopicMissing, TopicTooSmall, KafkaUnavailable, KafkaAccessDenied, and
-    CheckpointError if something other than compaction, such as retention, may remove records of the topic."""
+    """Return the log's first offset. Raises TopicMissing, TopicTooSmall, KafkaUnavailable and KafkaAccessDenied. Raises
+    CheckpointError if the topic's cleanup policy is not `compact`, so that retention may remove records."""
     partitions = topic_partitions(settings).get(place.log, 0)
     needed = place.partition + 1
     if not partitions:
@@ -123,10 +124,10 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
 def play_back(
     settings: Mapping[str, object], place: LogPlace, *, begin: int, end: int, database: BinaryIO
 ) -> tuple[int, PagesDigest]:
-    """Write the committed pages between the offsets `begin` and `end` to an empty file.
+    """Write the committed pages between the offsets `begin` and `end` to the empty file `database`.
 
-    Return the number of pages of the database, 0 if no page was ever recorded, and the pages' digest. Raises
-    CheckpointError if pages that the shard has recorded are missing, and the errors of `read_uncommitted`.
+    Return two values: the number of pages of the database (0 if no page was ever recorded), and the pages' digest.
+    Raises CheckpointError if pages that the shard has recorded are missing, and the errors of `read_uncommitted`.
     """
     digest, page_size = PagesDigest(), 0
     head: dict[str, Any] | None = None

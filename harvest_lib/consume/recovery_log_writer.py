@@ -5,10 +5,10 @@
     before it
 
 Promises
-- Once a new writer has begun, no older writer commits anything, wherever it was frozen: all writers of a shard have the
-  same transactional id, and Kafka fences the older writer. So the pages that the new writer plays back are final.
-- The outcome of a transaction is never guessed. If it is unknown, the producer is discarded, and taking over again
-  shows the outcome.
+- After a new writer has begun, no older writer commits anything, wherever it was frozen: all writers of a shard have
+  the same transactional id, so Kafka fences the older writer. So the pages that the new writer plays back are final.
+- The outcome of a transaction is never guessed. If the outcome is unknown, the producer is discarded. The next
+  `take_over` shows the outcome.
 - No transaction stays open, whatever error is raised in it.
 """
 
@@ -45,7 +45,7 @@ class RecoveryLogWriter:
         timeout_seconds: float = 30.0,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`timeout_seconds` limits the wait for Kafka in each step."""
+        """`timeout_seconds` limits each wait for Kafka."""
         self._settings, self._place = settings, place
         self._timeout_seconds = timeout_seconds
         self._provider = provider
@@ -55,8 +55,8 @@ class RecoveryLogWriter:
     def take_over(self, database: BinaryIO) -> int:
         """Fence the previous writer, and write the committed pages to the empty file `database`.
 
-        Return the number of pages of the database, 0 if nothing was ever recorded. Raises the errors of `first_offset`
-        and `play_back`, and CheckpointError if another writer takes over during this call.
+        Return the number of pages of the database; 0 if no page was ever recorded. Raises the errors of `first_offset`
+        and `play_back`. Raises CheckpointError if another writer takes over during this call.
         """
         self.close()
         begin = first_offset(self._settings, self._place)
@@ -74,15 +74,15 @@ class RecoveryLogWriter:
 
     def record(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> bool:
         """Commit the changed pages (number and image) of a database that now has `page_count` pages. Return False if
-        this writer was fenced, by the next owner or by Kafka, which aborts a transaction that lasts too long.
+        this writer was fenced: by the next owner, or by Kafka because the transaction lasted too long.
 
-        Raises KafkaUnavailable or KafkaAccessDenied if the outcome is unknown, and errors of the iterable `pages`.
-        After an error or False, call only `take_over`.
+        Raises KafkaUnavailable or KafkaAccessDenied if the outcome is unknown. Also raises errors of the iterable
+        `pages`. After an error or False, call only `take_over`.
         """
         return self._transact(self._records(pages, page_count))
 
     def superseded(self) -> CheckpointError:
-        """Return the error for a shard that another owner took over before this process had restored it."""
+        """Return the error for the case that another owner took over the shard before this process had restored it."""
         return CheckpointError(
             f"{self._place} was taken over by another owner meanwhile",
             evidence="Kafka has fenced this process's producer",
@@ -90,13 +90,13 @@ class RecoveryLogWriter:
         )
 
     def close(self) -> None:
-        """Close the producer, and drop uncommitted pages. Safe to repeat."""
+        """Close the producer, and drop uncommitted pages. Repeated calls are safe."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
         with suppress(KafkaException, SystemError):
             producer.purge()
-        # To close the producer aborts an open transaction, however long that takes. The next owner aborts it anyway.
+        # Closing the producer aborts an open transaction, however long that takes. The next owner aborts it anyway.
         closing = threads.start("recorder-close", lambda: _close(producer))
         closing.join(_LET_GO_SECONDS)
 
@@ -169,8 +169,8 @@ class RecoveryLogWriter:
                 return
 
     def _why(self, error: KafkaException | SystemError) -> KafkaError:
-        """Return the error of a failed transaction, after aborting it. A fenced producer refuses calls like a producer
-        with any other fatal error, and callbacks may hide its error; the attempt to abort returns the real error."""
+        """Abort a failed transaction, and return its error. A fenced producer refuses calls like a producer with any
+        other fatal error, and callbacks may hide the fence. The attempt to abort shows the real error."""
         cause = error if isinstance(error, KafkaException) else error.__cause__
         try:
             if not _is_fenced(cause):

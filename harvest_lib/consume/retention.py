@@ -3,8 +3,9 @@
 Promises
 - Kafka is queried only on demand, at most once a minute, on a thread that ends with the answer. No caller waits for the
   answer.
-- Unknown numbers are not reported: no number while Kafka does not answer, no time if `retention.ms` may not be read.
-- A reported time is the earliest possible: Kafka removes only whole segments, and not the segment being written.
+- Unknown values are not reported: no number while Kafka does not answer, no time if `retention.ms` may not be read.
+- A reported time is the earliest possible time. Kafka may remove a record later, because it removes only whole
+  segments, and not the segment that is being written.
 
 For retention by size (`retention.bytes`) no time is known. Watch instead whether `retained` decreases.
 """
@@ -27,16 +28,17 @@ from harvest_lib.telemetry.rare_answer import RareAnswer
 
 _ANSWER_SECONDS = 5.0
 _MOST_READ = 100
-"""Limit of the partitions for which the next record's age is read: the partitions with the fewest records before that
-record."""
+"""Limit of the partitions for which the age of the next record to read is queried. They are the partitions with the
+fewest retained records before that record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
     """Retention of one partition that is read. `unread`: number of offsets in the log that are not read yet.
     `retained`: number of offsets from the log's start to the next read. `start`: first offset of the log.
-    `retention_seconds`: None if the topic keeps all records, or if it is unknown. `expires_at`: when, in Unix seconds,
-    Kafka may remove the record that is read next, or if all is read, a record that is written now; None if unknown."""
+    `retention_seconds`: None if the topic retains all records, or if the retention is unknown. `expires_at`: the time,
+    in Unix seconds, when Kafka may remove the next record to read; if all records are read, a record written now; None
+    if unknown."""
 
     topic: str
     partition: int
@@ -48,8 +50,8 @@ class Retained:
 
 
 class RetentionWatch:
-    """Retention of the partitions of a reader. `settings` are librdkafka's; `positions` returns the next offset to read
-    of each partition."""
+    """Retention of the partitions of a reader. `settings` are librdkafka's. `positions` returns, for each partition,
+    the next offset to read."""
 
     def __init__(self, settings: Mapping[str, object], positions: Callable[[], Mapping[Place, int]]) -> None:
         self._answer: RareAnswer[Sequence[Retained]] = RareAnswer(
@@ -57,13 +59,13 @@ class RetentionWatch:
         )
 
     def seen(self) -> Sequence[Retained]:
-        """Return the last answer, and start a new query if that answer is older than a minute. Any thread may call
-        it."""
+        """Return the last answer, and start a new query if that answer is older than a minute. Any thread may call this
+        method."""
         return self._answer.seen()
 
 
 def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Sequence[Retained]:
-    """Query Kafka for the retention of partitions. `positions` has the next offset to read of each. Raises
+    """Query Kafka for the retention of partitions. `positions` has, for each partition, the next offset to read. Raises
     KafkaException or TimeoutError."""
     if not positions:
         return []
@@ -122,8 +124,8 @@ def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) 
 
 
 def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, float | None]:
-    """Return the retention of each topic in seconds; None if a topic keeps records permanently, or if the retention is
-    unknown."""
+    """Return the retention of each topic in seconds; None if the topic retains records permanently, or if its retention
+    is unknown."""
     found: dict[str, float | None] = dict.fromkeys(topics)
     for topic, settings in topic_settings(admin, topics, timeout_seconds=_ANSWER_SECONDS).items():
         milliseconds = int(settings.get("retention.ms", "-1"))
@@ -133,7 +135,7 @@ def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, flo
 
 
 def _timestamps(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Mapping[Place, float]:
-    """Return the timestamp, in Unix seconds, of the next record to read of each partition. Partitions are left out if
+    """Return, for each partition, the timestamp of the next record to read, in Unix seconds. A partition is left out if
     the record is not found in time or has no timestamp."""
     if not positions:
         return {}

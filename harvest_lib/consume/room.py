@@ -1,9 +1,9 @@
-"""The room that a process has for shards: its limit of open files, and the connections that the database grants.
+"""Decides how many shards a process runs, by its limit of open files and by the connections that the database grants.
 
-Each shard has a Kafka client and a database connection. If there is no room for all shards, some wait, and take turns
-with the running shards: each runs for TURN_SECONDS. The wait is logged once, with the cause and the next step. If the
-database refuses a connection that a shard had before, the shard soon tries again: Postgres ends the previous session a
-moment after its client.
+Each shard has a Kafka client and a database connection. If there is no room for all shards, some shards wait, and take
+turns with the running shards. A turn lasts TURN_SECONDS. The wait is logged once, with the cause and the next step. If
+the database refuses a connection that a shard had before, the shard soon tries again: Postgres ends a session a moment
+after the session's client has ended.
 """
 
 import logging
@@ -18,25 +18,25 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
-"""Least number of files assumed for a shard (14 were counted with one broker), and files kept free for other uses. If
-more files per shard are counted, more are assumed."""
+"""Least number of files assumed for a shard (14 were counted with one broker), and number of files left free for other
+uses. If more files per shard are counted, the higher number is assumed."""
 _FILES_UNMEASURED = 128
 """Number of files assumed for a shard until its files are counted: each broker needs two."""
 _OPENING_SECONDS = 3.0
-"""Time after its begin in which a shard has opened all its files."""
+"""Time after which a shard that has begun is assumed to have opened all its files."""
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
 """First and longest pause before twice as many connections are tried. The pause doubles after each failure."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
 class ShardRoom:
-    """Decides whether a further shard may begin. A single thread uses it; any thread may call `refused`."""
+    """Decides whether a further shard may begin. A single thread uses it, but any thread may call `refused`."""
 
     def __init__(self) -> None:
         self._files_before = open_files.used()
         self._files_each = _FILES_UNMEASURED
         self._began: list[float] = []
-        self._most: int | None = None  # number of shards that get connections; None while no limit is known
+        self._most: int | None = None  # number of shards that get connections; None if no limit is known
         self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
         self._held = 0  # the most shards that had a session at once, while other shards waited
         self._is_trying = False  # True while more shards are tried than the database has granted connections
@@ -79,8 +79,9 @@ class ShardRoom:
     def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
         """Return True if an error means that the database grants no further connection, while `others` shards run.
 
-        `holding` of the other shards have a session. `has_opened`: another shard got a session since this shard
-        requested its own, so the server, whose messages may be in any language, was neither starting nor shutting down.
+        `holding` of the other shards have a session. `has_opened`: another shard got a session after this shard had
+        requested one. This shows that the server was neither starting nor shutting down, even if the text of the error
+        is in an unknown language.
         """
         if not isinstance(error, DatabaseUnavailable) or not others:
             return False
@@ -99,7 +100,7 @@ class ShardRoom:
         return is_full
 
     def log_waiting(self, waiting: int, at_work: int, holding: int) -> None:
-        """Log that shards wait, once for each cause. Once no shard waits and all running shards have a session, forget
+        """Log that shards wait, once for each cause. If no shard waits and all running shards have a session, forget
         all limits."""
         if not waiting:
             self._lacks_files_since = None

@@ -9,7 +9,8 @@ Promises, whatever crashes, freezes or fails over
 - Readers of committed messages see a published message once: it is pending until the transaction is committed, and is
   acknowledged only then.
 - All messages of an acknowledgement are in the same transaction.
-- A message that the user's function refuses is parked with the reason after some attempts. No other message is parked.
+- A message that the user's function refuses is parked after several attempts, with the reason. No other message is
+  parked.
 """
 
 import logging
@@ -44,14 +45,14 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _CAUGHT_UP_POLLS = 50
-"""After this number of polls of 0.1 s in a row without a message, the shard counts as caught up. A single poll may be
-too early."""
+"""Number of polls in a row without a message, of 0.1 s each, after which the shard counts as caught up. A single poll
+is no proof, because it may have been too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
-"""If the messages between two checks of the time took longer than 0.1 s, the time is checked before each message. Else
-the stride from check to check doubles, up to 64 messages."""
+"""If the messages between two checks of the time took longer than 0.1 s, the time is checked before each message. If
+they were faster, the number of messages between two checks doubles, up to 64."""
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
-"""Returns groups of committed messages from the position of a sequencer on; an empty group if no message is ready."""
+"""Yields groups of committed messages from the position of a sequencer on; an empty group if no message is ready."""
 
 
 class Fenced(Exception):
@@ -59,7 +60,7 @@ class Fenced(Exception):
 
 
 class Shard:
-    """A shard of a consumer. A single thread uses it; any thread may read its counts."""
+    """A shard of a consumer. A single thread uses it, but any thread may read its counts."""
 
     def __init__(
         self,
@@ -72,18 +73,17 @@ class Shard:
         publisher: Callable[[], Publisher],
         limits: ShardLimits,
     ) -> None:
-        """`publisher` makes a publisher with a new producer id. It is called when there is a first message to
-        publish."""
+        """`publisher` makes a publisher with a new producer id. It is called before the first message is published."""
         self.committed = self.transactions = self.parked = 0
         """Numbers of processed messages, of committed transactions, and of parked messages."""
         self.offset = -1
         """The offset after the last committed transaction, -1 before the first."""
         self.opened_at: float | None = None
-        """Time, in boot seconds, at which the store was open; None before."""
+        """Time, in boot seconds, at which the store was opened; None before."""
         self.stuck_since: float | None = None
-        """Start, in boot seconds, of the first transaction since the last commit; None without a transaction."""
+        """Time, in boot seconds, at which the first transaction since the last commit began; None if none has begun."""
         self.caught_up = False
-        """True once the shard has reached the end of its partition."""
+        """True if the shard has reached the end of its partition since it began."""
         self.going_since: float | None = None
         """Time, in boot seconds, at which the shard first committed, caught up, or met an error that passes by itself;
         None before."""
@@ -104,9 +104,9 @@ class Shard:
 
     @property
     def position(self) -> int:
-        """Return the first offset that a next owner still needs: of the first message that is not committed, or of an
-        earlier pending message of a producer that is not forgotten yet. It is below 0 before anything was read. Any
-        thread may call it."""
+        """Return the first offset that the next owner still needs: the offset of the first message that is not
+        committed, or of an earlier pending message of a producer that is not forgotten yet. Below 0 before anything was
+        read. Any thread may read this property."""
         checkpoint = self._checkpoint
         given_up = clock_at(time.time_ns()) - int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
         pending = (each.begin for each in checkpoint.producers if each.begin >= 0 and each.newest >= given_up)
@@ -114,12 +114,12 @@ class Shard:
 
     @property
     def is_between_attempts(self) -> bool:
-        """Return True if a failed message is neither committed nor parked yet. A new shard would count its failures
-        from 0."""
+        """Return True if a failed message is neither committed nor parked yet. A new shard would count the message's
+        failures from 0."""
         return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:
-        """Own the shard until a stop is requested; then commit the open transaction.
+        """Own and run the shard until a stop is requested. Then commit the open transaction.
 
         Raises Fenced if another owner has begun, and errors of the store and of Kafka. After any error, make a new
         shard.
@@ -257,15 +257,15 @@ class Shard:
 
     def _prune(self, sequencer: Sequencer) -> None:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
-        # Age counts by the log's time: by the present time, producers of a backlog would be forgotten as it is read.
-        # A future time in the log does not count.
+        # Age is counted from the log's newest time: from the present time, producers of a backlog would be forgotten
+        # while the backlog is read. A future time in the log does not count.
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
     # -- failures
 
     def _end_span(self, error: str) -> None:
-        """End the span of a transaction that was not committed, unless the span has ended."""
+        """End the span of a transaction that was not committed, if the span has not ended yet."""
         if self._open is not None:
             self._open.end_span(error)
 
@@ -274,7 +274,7 @@ class Shard:
         if refused.offset is None and not refused.is_anyones and not isinstance(refused, TrialPassed):
             self._goes()
         attempts, pause = self._attempts.failed(refused)
-        if not attempts:  # a trial, from which nothing follows yet
+        if not attempts:  # a trial that passed; the search goes on
             return pause
         _log.warning(
             "message_refused" if refused.offset is not None else "transaction_refused",

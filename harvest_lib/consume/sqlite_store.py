@@ -4,9 +4,9 @@
     fences, plays back                                                   False: another owner has restored it since
 
 Promises
-- Only the recovery log is authoritative. The file is a cache: `restore` rebuilds it from the log. It has no name while
-  it is used, so it cannot be mistaken for the state, and a process that is killed leaves no file behind.
-- Once a new owner has restored a checkpoint, no older owner commits anything, however late it thaws.
+- Only the recovery log is authoritative. The database file is a cache: `restore` rebuilds the file from the log. The
+  file has no name while it is used, so it cannot be mistaken for the state, and a killed process leaves no file behind.
+- After a new owner has restored a checkpoint, no older owner commits anything, however late it resumes.
 - If it is unknown whether Kafka committed a transaction, no further transaction begins before the store is restored.
 """
 
@@ -37,7 +37,8 @@ _SETTINGS = (
     "synchronous = OFF",  # after a crash of the machine the file is gone anyway
 )
 _AUTO_VACUUM = "PRAGMA auto_vacuum = FULL"
-"""For a new database, so that freed pages leave the log too. In a restored database it would be a change."""
+"""For a new database only, so that freed pages are removed from the log too. In a restored database this pragma would
+be a change."""
 _CREATE = (
     """
 CREATE TABLE consumers (
@@ -69,8 +70,8 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""The comment makes this text unlike any user's statement: SQLite statements are cached by text, and a cached statement
-is not authorized again."""
+"""The comment makes this text different from any statement of the user's. It has to be different because statements are
+cached by their texts, and a cached statement is not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
@@ -149,13 +150,13 @@ class SqliteStore:
         return self._owned().in_transaction
 
     def touch(self) -> None:
-        """Do nothing: Kafka sees a transaction only when it ends."""
+        """Do nothing, because Kafka sees a transaction only when the transaction ends."""
 
     def will_pass(self, error: BaseException) -> bool:
         return passes(error)
 
     def flush(self) -> None:
-        """Do nothing: the user's statements change the database at once."""
+        """Do nothing, because the user's statements change the database at once."""
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         connection = self._returned()
@@ -174,7 +175,7 @@ class SqliteStore:
         is_kept = False
         try:
             found = appended(self._wal, self._end)
-            # No page was appended if the checkpoint is the same and was last saved within this second.
+            # No page was appended if the same checkpoint was already saved within this second.
             is_kept = found is None or self._recorder.record(self._images(found), found.page_count)
         finally:
             if not is_kept:
@@ -238,7 +239,7 @@ class SqliteStore:
 
 
 def _empty_wal(connection: sqlite3.Connection) -> None:
-    """Copy the write-ahead log into the database file. If the user has a cursor open, do nothing: the next commit
-    tries again."""
+    """Copy the write-ahead log into the database file. If the user has an open cursor, do nothing, because the next
+    commit tries again."""
     with suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

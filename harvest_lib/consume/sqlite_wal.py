@@ -1,8 +1,9 @@
-"""Finds the pages of a SQLite database that a transaction changed, in the frames it appended to the write-ahead log.
+"""Finds the pages of a SQLite database that a transaction changed, by the frames that it appended to the write-ahead
+log.
 
 The format is published, https://www.sqlite.org/fileformat2.html#walformat: a header, then frames, each of a small
 header and a page. The last frame of a transaction has the number of pages that the database has after the transaction.
-Frames behind the last transaction were left over by a transaction that was rolled back.
+Frames after the last transaction were left over by a transaction that was rolled back.
 """
 
 import os
@@ -13,7 +14,8 @@ _HEADER = Struct(">8x I 4x 8s 8x")  # page size, salts
 _FRAME = Struct(">II 8s 8x")  # page, database's size in pages if this ends a transaction, salts
 
 End = tuple[int, bytes]
-"""End of a transaction: an offset in the file, and the file's salts, which change when SQLite restarts the file."""
+"""End of a transaction: an offset in the file, and the file's salts. SQLite changes the salts when it restarts the
+file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class Appended:
 
 
 def appended(descriptor: int, after: End | None) -> Appended | None:
-    """Return the pages of the transaction that follows the end `after`, or of the file's first transaction. Return None
-    if that transaction has not ended. `descriptor` is the open log file."""
+    """Return the pages of the transaction that follows the end `after`; of the file's first transaction if `after` is
+    None or the file was restarted. Return None if that transaction has not ended. `descriptor` is the open log file."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         return None

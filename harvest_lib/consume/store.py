@@ -3,8 +3,8 @@
     restore ─► begin ─► (the user changes state) ─► commit ─► begin …
     places the fence                                False: another owner has placed a higher fence, nothing was saved
 
-Promise of every store: once a new owner has restored a checkpoint, no older owner commits anything, however late its
-commit arrives.
+Promise of every store: after a new owner has restored a checkpoint, no older owner commits anything, however late the
+older owner's commit arrives.
 """
 
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from harvest_lib.sequencing.batch import Message
 
 
 class StateRefused(Exception):
-    """The store refuses a user's change. The text is the store's error. Nothing of the transaction was committed."""
+    """The store refuses a user's change. The text is the store's error. The transaction was not committed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(reason_of(error))
@@ -29,7 +29,7 @@ class Store(Protocol):
         ...
 
     def begin(self) -> Any:
-        """Begin a transaction, and return the object by which the user changes the state."""
+        """Begin a transaction, and return the object through which the user changes the state."""
         ...
 
     @property
@@ -38,12 +38,13 @@ class Store(Protocol):
         ...
 
     def touch(self) -> None:
-        """Show that the owner is alive: a store may end an idle transaction, as its owner may be frozen."""
+        """Show that the owner is alive. Without this, a store may end an idle transaction, because the owner may be
+        frozen."""
         ...
 
     def will_pass(self, error: BaseException) -> bool:
-        """Return True if an exception from a user's function, of any type, passes by itself, so that no message is to
-        blame."""
+        """Return True if no message is to blame for an exception from a user's function, because the exception passes
+        by itself. The exception may have any type."""
         ...
 
     def flush(self) -> None:
@@ -51,14 +52,14 @@ class Store(Protocol):
         ...
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Commit the changes together with the checkpoint. Return False if the owner was fenced: then nothing is
-        committed. Raises StateRefused.
+        """Commit the changes together with the checkpoint. Return False, and commit nothing, if the owner was fenced.
+        Raises StateRefused.
         """
         ...
 
     def park(self, message: Message, reason: str) -> None:
-        """Park a message that the user's function refuses, in the open transaction. Replace a parked message of the
-        same offset: it is from before the topic was recreated."""
+        """Park a message that the user's function refuses, in the open transaction. Replace a parked message with the
+        same offset, because that message is from before the topic was recreated."""
         ...
 
     def rollback(self) -> None:
@@ -71,8 +72,8 @@ class Store(Protocol):
 
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
-    """Return the headers of a parked message for JSON, as names and values; bytes are in hexadecimal. Return no headers
-    if the client cannot read them."""
+    """Return the headers of a parked message for JSON: pairs of a name and a value in hexadecimal. Return an empty list
+    if the client cannot read the headers."""
     headers = headers_of(record) or ()
     return [[storable(name), value if value is None else bytes(value).hex()] for name, value in headers]
 
@@ -87,7 +88,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Return text with NUL characters and lone surrogates escaped: no database and no terminal accepts them."""
+    """Return text with NUL characters and lone surrogates escaped, because no database and no terminal accepts them."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 

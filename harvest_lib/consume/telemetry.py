@@ -51,7 +51,7 @@ class ConsumerTelemetry:
         yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}
 
     def _label(self, topic: str) -> str:
-        """Return the label of a topic. Topics beyond a limit share a label, since a pattern may match any number of
+        """Return the label of a topic. Topics beyond a limit share one label, because a pattern may match any number of
         topics."""
         if len(self._named) < MOST_SERIES:
             self._named.add(topic)
@@ -76,8 +76,8 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict unless an owned partition has committed nothing for `within_seconds`, though it had
-        a transaction open or was failing."""
+        """Return an unhealthy verdict if an owned partition has committed nothing for `within_seconds` while it had an
+        open transaction or was failing. Return a healthy verdict in all other cases."""
         now = boot_seconds()
         for each in self._consumer.owned():
             if each.stuck_since is not None and now - each.stuck_since >= within_seconds:

@@ -1,8 +1,8 @@
-"""The span of a consumer's transaction, where the process has a tracer provider.
+"""The span of a consumer's transaction, if the process has a tracer provider.
 
 The span lasts from the first message to the commit, and is the current span while the user's functions run. It has
-links to those recorded spans that wrote the messages. If a tracer, a sampler or a span processor raises, before the
-commit or after it, only the span is lost.
+links to the spans in which the messages were written, if those spans were recorded. If a tracer, a sampler or a span
+processor raises an exception, before or after the commit, only the span is lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _MOST_MESSAGES = 1_000
 
 
 class TransactionSpan:
-    """A span that lasts from the construction of this object to `end`. Both are called on the same thread."""
+    """A span that lasts from the construction of this object to the call of `end`, which is made on the same thread."""
 
     def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
         """Begin the span. Raises the tracer's errors; later errors go to `harmless`."""
@@ -39,8 +39,8 @@ class TransactionSpan:
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 
     def take(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, and link the span to their writers: at once, or for a single-pass iterable as the
-        caller reads it."""
+        """Return the same messages, and link the span to their writers. The links are made at once; for a single-pass
+        iterable they are made while the caller reads it."""
         if not isinstance(messages, (tuple, Batch)):
             return self._read(messages)
         for message in messages[: self._left] if self._span.room else ():
@@ -64,7 +64,8 @@ class TransactionSpan:
                     break
 
     def end(self, messages: int, error: str = "") -> None:
-        """End the span. `messages` is the transaction's number of messages, `error` the name of its error, if any."""
+        """End the span. `messages` is the number of messages in the transaction. `error` is the name of the
+        transaction's error; empty without an error."""
         from opentelemetry import context  # noqa: PLC0415 - as above
 
         with self._harmless:

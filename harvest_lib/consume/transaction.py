@@ -12,21 +12,22 @@ from harvest_lib.sequencing.batch import Batch, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """A transaction of a consumer: all of its changes and messages take effect, or none."""
+    """A transaction of a consumer: either all of its changes and messages take effect, or none of them."""
 
     shard: ShardId
     state: Any
-    """The store's object by which the user changes state, such as a connection to Postgres or a `KeyValues`."""
+    """The store's object through which the user changes state, such as a connection to Postgres or a `KeyValues`."""
     publish: Callable[..., None]
     """Publishes a message. Arguments as in `Publisher.publish_uncommitted`: topic, value, `key`, `partition`,
     `headers`."""
     memory: dict[Any, Any] = field(default_factory=dict)
-    """A dictionary for the user, empty in each new transaction, such as for sums that `finalize_txn` writes."""
+    """A dictionary for the user, for example for sums that `finalize_txn` writes. It is empty in each new
+    transaction."""
 
 
 class Application(Protocol):
-    """The user's functions. Each shard calls them on its own thread. A message is passed again if its transaction was
-    not committed. An exception rolls the transaction back; a message that fails too often is parked."""
+    """The user's functions. Each shard calls them on its own thread. An exception rolls the transaction back. If a
+    transaction was not committed, its messages are passed again. A message that fails too often is parked."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Process a message: change state, publish further messages. `message.record` is the Kafka client's record."""
@@ -46,7 +47,7 @@ class GroupApplication(Application, Protocol):
     """
 
     def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
-        """Process the messages of an acknowledgement, in order, at most as many as `ShardLimits.ring`.
+        """Process the messages of an acknowledgement, in order. There are at most `ShardLimits.ring` messages.
 
         `messages.records` are the Kafka client's records.
         """
@@ -54,8 +55,8 @@ class GroupApplication(Application, Protocol):
 
 
 def require_functions(application: Application) -> None:
-    """Raise ConfigError if a function of an application is missing, does not take its arguments, or is async or a
-    generator, so that its work would be done only after it has returned."""
+    """Raise ConfigError if a function of an application is missing or does not take its arguments. Also raise it for an
+    async function or a generator, because its work would be done only after it has returned."""
     for name in ("consume_message", "finalize_txn", "consume_messages"):
         function = getattr(application, name, None)
         if function is None and name == "consume_messages":
@@ -77,7 +78,8 @@ def require_functions(application: Application) -> None:
 
 
 def require_done(returned: object) -> None:
-    """Raise TypeError if a function returned a coroutine, an awaitable or a generator: its work would never be done."""
+    """Raise TypeError if a function returned a coroutine, an awaitable or a generator, because the work of such an
+    object would never be done."""
     if inspect.isawaitable(returned) or isinstance(returned, Generator) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()

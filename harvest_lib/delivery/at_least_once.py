@@ -2,7 +2,7 @@
 
 Promises
 - A batch is committed when every in-sync replica has all of its records. Records of a failed batch may have arrived. So
-  after a failure readers may see a run of records twice, but without a gap in it.
+  after a failure readers may see a run of records twice, but no gap in the run.
 - The promises of `BatchProducer` hold.
 """
 
@@ -45,8 +45,8 @@ class AtLeastOnce:
 
 
 def expiry_settings(expiry_seconds: float | None) -> dict[str, object]:
-    """Return the producer settings for a leader that was frozen: its queued records expire after `expiry_seconds`;
-    without such a limit, a lost record stops the producer, so that no gap is left."""
+    """Return the producer settings for the case that a leader is frozen. With `expiry_seconds`, queued records expire
+    after this time. With None, a lost record stops the producer, so that no gap is left."""
     if expiry_seconds is not None:
         return {"message.timeout.ms": int(expiry_seconds * 1000)}
     return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}

@@ -24,7 +24,7 @@ class ProducerKind:
     `settings` are the delivery's own settings of librdkafka. `native_settings` are added if C code receives each
     record's report. `wire_seconds`: longest wait for records on the wire when the client is discarded. `fences`: a
     fencing error ends the leader. `arrived`: called for each report that a record is in Kafka, with the record's topic
-    and partition. `close`: closes a client with an empty queue, and ignores its reports, where closing may take long.
+    and partition. `close`: closes a client that has an empty queue, and ignores its reports; None if a close is quick.
     """
 
     settings: Mapping[str, object]
@@ -36,8 +36,8 @@ class ProducerKind:
 
 
 def is_own(provider: KafkaProducerProvider) -> bool:
-    """Return True if the user provides the clients: then Python hands over each record with a callback for its
-    report."""
+    """Return True if the user provides the clients. Then Python hands over each record with a callback for the
+    record's report."""
     return provider is not Producer
 
 

@@ -30,13 +30,14 @@ def compresses(settings: Mapping[str, object]) -> bool:
 
 ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
 """For a delivery that does not check each record's report. With several requests on the wire, librdkafka reports the
-first as delivered as soon as the second is delivered, even if a broker that did not lead yet refused the first. For
-Kafka accepts a first sequence number other than 0 from a producer that is new to a partition. See decision 0019."""
+first request as delivered when the second request is delivered, even if a broker that did not lead yet refused the
+first request. The second can be delivered because Kafka accepts a first sequence number other than 0 from a producer
+that is new to a partition. See decision 0019."""
 
 SEVERAL_AT_A_TIME = {"max.in.flight.requests.per.connection": 5}
 """The most requests that librdkafka keeps in order. For a delivery that receives each record's report natively, and
-whose readers see nothing of a batch with an unconfirmed record. A request is for a single partition: with one request
-at a time, a batch would wait for one answer after another, as many as it has partitions."""
+whose readers see nothing of a batch with an unconfirmed record. A request is for a single partition. With one request
+at a time, a batch would wait for the answers for its partitions one after another."""
 
 NEVER_TAKEN = frozenset(
     {
@@ -48,7 +49,7 @@ NEVER_TAKEN = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Refusals of a record that every further attempt would meet again. Other errors pass, or concern all records."""
+"""Errors with which Kafka refuses a record in every further attempt too. Other errors pass, or concern all records."""
 
 NO_TOPIC = frozenset(
     {
@@ -87,8 +88,8 @@ def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
     """Return the Kafka error behind an exception that a client's call raised while it served callbacks. Raises the
     exception again if it does not come from the client.
 
-    The client raises a fatal error from within `poll` and `flush`, between the callbacks. Purging records on the wire
-    leaves a gap, which is such an error. Python then raises one of:
+    The client raises a fatal error from within `poll` and `flush`, between the callbacks. A purge of records on the
+    wire causes such an error, because it leaves a gap. Python then raises one of:
     - KafkaException: the fatal error itself.
     - SystemError with a KafkaException as its cause: a callback ran while the exception was already set. Sometimes the
       client loses the cause on the way, and only the message is left.

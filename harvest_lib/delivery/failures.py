@@ -27,7 +27,7 @@ class Failures:
         self._topics = topics
         self._fences = fences
         self._stopped = self._gave_up = False
-        self._is_named = self._is_of_row = False  # error of a known topic or the delivery's own record; of a row
+        self._is_named = self._is_of_row = False  # an error has a known topic or an own record; concerns a row
         self._has_expired = False  # True if a record expired, in the queue or on the wire
 
     @property
@@ -46,8 +46,8 @@ class Failures:
         self._is_named = self._is_of_row = False
 
     def stop(self, *, knows_keys: bool = False, gave_up: bool = False) -> None:
-        """Note that the batch was not handed over completely, or not acknowledged in time (`gave_up`). Unless the
-        caller `knows_keys` are complete, forget the keys of failed records."""
+        """Note that the batch was not handed over completely, or not acknowledged in time (`gave_up`). If `knows_keys`
+        is False, forget the keys of failed records, because these keys may be incomplete."""
         self._stopped, self._gave_up = True, gave_up or self._gave_up
         if not knows_keys:
             self.failed_keys = None
@@ -68,15 +68,15 @@ class Failures:
         return BatchFailed(reason=self.first.str(), refused=refused, unnamed=unnamed)
 
     def add(self, error: KafkaError) -> None:
-        """Note an error. The first error decides: later errors usually report only that a record was purged or came
-        after a failed record. Permanent refusals and fences do replace it. A fenced producer refuses records like any
-        producer with a fatal error, and reports the fence a little later."""
+        """Note an error. The first error is decisive, because later errors usually report only that a record was purged
+        or came after a failed record. But a permanent refusal or a fence replaces the first error: a fenced producer
+        first refuses records like any producer with a fatal error, and reports the fence a little later."""
         replaces = error.code() in NEVER_TAKEN and (self.first is None or self.first.code() not in NEVER_TAKEN)
         if self.first is None or replaces or (self._fences and error.code() in FENCED):
             self.first = error
 
     def add_of_row(self, error: KafkaError) -> None:
-        """Note an error of a call that handed over a record, whose key is unknown."""
+        """Note an error of a call that handed over a record. The key of the record is unknown."""
         self._is_of_row, self.failed_keys = True, None
         self.add(error)
 
@@ -93,8 +93,8 @@ class Failures:
         self._add_report(message.topic() if message is not None else None, error)
 
     def report_own(self, what: str, error: KafkaError | None) -> None:
-        """Note the delivery report of a record of the delivery's own: no record of the batch is to blame for its
-        error."""
+        """Note the delivery report of a record that the delivery itself made, such as a checkpoint. No record of the
+        batch is to blame for an error in this report."""
         if error is None:
             return
         self._is_named = True
@@ -103,8 +103,8 @@ class Failures:
         self.add(error)
 
     def report_native(self, sender: NativeSender) -> None:
-        """Note the failures of records that were handed over natively, and the keys of these records. An unconfirmed
-        record may or may not be in Kafka."""
+        """Note the failures of records that were handed over natively, and the keys of the failed records. An
+        unconfirmed record may or may not be in Kafka, so with such a record the keys become unknown."""
         failures = sender.take_failures()
         if failures and self.failed_keys is not None:
             keys = sender.take_failed_keys()

@@ -10,10 +10,10 @@ HeaderMaker = Callable[[int, Sequence[str], Sequence[str | None]], Headers]
 
 
 def header_maker(leader_id: UUID | None) -> HeaderMaker:
-    """Return the function that makes the headers of a record from the record's id, header names and header contents.
-    Without a leader id it adds no header of harvest's. It is called for every record.
+    """Return a function that makes the headers of a record from the record's id, header names and header contents. The
+    returned function adds the header of the origin, unless `leader_id` is None. It is called for every record.
 
-    The function raises ValueError if the numbers of names and contents differ.
+    The returned function raises ValueError if the numbers of names and contents differ.
     """
     stamped = stamp(leader_id) if leader_id is not None else None
 

@@ -18,12 +18,12 @@ class MessageIds:
         return pack(self._producer_id, self._clock.tick(), flag)
 
     def native(self, count: int) -> dict[str, int]:
-        """Reserve `count` ids; return the arguments from which `NativeSender.send` makes them."""
+        """Reserve `count` ids. Return the arguments from which `NativeSender.send` makes these ids."""
         return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
 
     def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
-        """Return a maker that puts the next id first among the headers, before headers of the row with the same
-        name."""
+        """Return a maker that puts the next id in front of all headers, so that it precedes a header of the row with
+        the same name."""
         producer, tick = self._producer_id, self._clock.tick
 
         def make(record_id: int, names: Sequence[str], contents: Sequence[str | None]) -> Headers:

@@ -1,14 +1,14 @@
-"""Producer of batches: a client of librdkafka, which is replaced after a failed batch. C code feeds it if available.
+"""Producer of batches: a client of librdkafka, replaced after a failed batch. C code feeds the client if available.
 
 Promises
 - Records leave in the order in which they are handed over. The client's own retries neither repeat nor reorder records
   (`enable.idempotence`, `acks=all`). The user cannot override the settings behind this (see `harvest_lib.config`).
 - If `expiry_seconds` is set, a record that has not left within that time never leaves. `expiry_seconds` is shorter than
-  the session timeout, so a process that was frozen until another was elected finds its queue expired when it thaws.
-  librdkafka checks the expiry before it sends, on its own threads, so Python need not run first.
+  the session timeout. So if a process is frozen until another process is elected, its queued records have expired when
+  it resumes. librdkafka checks the expiry before it sends, on its own threads, so Python need not run first.
 - A record's timestamp is taken before the check that the record may be sent. So a topic that refuses old timestamps
-  (`message.timestamp.before.max.ms`) refuses records that a frozen leader had already handed to a socket buffer, which
-  nothing on this side can take back: see docs/operations.md, "Reject late records at the broker".
+  (`message.timestamp.before.max.ms`) also refuses records that were in a socket buffer while a leader was frozen. This
+  process cannot take such records back: see docs/operations.md, "Reject late records at the broker".
 """
 
 import functools
@@ -39,7 +39,7 @@ _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
 _WHY_SECONDS = 0.5
 _ANSWER_SECONDS = 0.005
-"""How long the check that records may be sent is valid, for records that can expire; then it is repeated."""
+"""How long a check that records may be sent is valid, for records that can expire. Then the check is repeated."""
 
 
 class BatchProducer:
@@ -60,7 +60,7 @@ class BatchProducer:
         self._client: KafkaProducer | None = self._make_client()
 
     def begin(self, leader_id: UUID, ids: MessageIds | None = None) -> None:
-        """Prepare to send under a leader id, each record with the next of `ids`. An open batch is discarded."""
+        """Prepare to send under a leader id. Discard an open batch. With `ids`, each record gets the next id."""
         headers_of = header_maker(leader_id if self._settings.record_header else None)
         self._headers_of = headers_of if ids is None else ids.with_headers(headers_of)
         self._stamp = prefix(leader_id) if self._settings.record_header else None
@@ -89,13 +89,13 @@ class BatchProducer:
     def send_own(
         self, record: Sequence[Any], report: Callable[[KafkaError | None, Any], None], may_send: Callable[[], bool]
     ) -> None:
-        """Hand over a record of the delivery's own: topic, value, key and partition. Wait while records of the batch
-        fill the client's queue."""
+        """Hand over a record that the delivery itself made: its topic, value, key and partition. Wait while records of
+        the batch fill the client's queue."""
         produce = functools.partial(self._ready().produce, *record, on_delivery=report)
         self.attempt(lambda _: self._when_there_is_room(produce, may_send))
 
     def attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
-        """Call the client, other than to hand over rows. Return BatchCommitted, or the failure of the batch so far."""
+        """Make a call of the client that does not hand over rows. Return the outcome of the batch so far."""
         try:
             call(self._ready())
         except KafkaException as error:
@@ -187,9 +187,9 @@ class BatchProducer:
         return refused
 
     def _times(self) -> tuple[int, float]:
-        """Return the timestamp, in milliseconds, for the next records, and the time, in boot seconds, until which the
-        check that they may be sent is valid (0: always). Call it before that check, see docs/operations.md, "Reject
-        late records"."""
+        """Return two values for the next records: their timestamp in milliseconds, and the time in boot seconds until
+        which the next check that they may be sent is valid (0: always). Call this before that check, see
+        docs/operations.md, "Reject late records"."""
         until = boot_seconds() + _ANSWER_SECONDS if self._settings.expiry_seconds is not None else 0.0
         return int(time.time() * 1000), until
 
@@ -230,8 +230,8 @@ class BatchProducer:
         )
 
     def _not_taken(self, record_id: int, error: KafkaError) -> dict[int, str]:
-        """Return the id and the reason of a record that the client refuses permanently. For any other error, note that
-        the batch has failed and return nothing."""
+        """Return the record's id with the reason, if the client refuses the record permanently. After any other error,
+        note that the batch has failed, and return an empty dictionary."""
         if error.code() in NEVER_TAKEN:
             return {record_id: str(error.str())}
         self.failures.add_of_row(error)
@@ -250,7 +250,7 @@ class BatchProducer:
                 return True
 
     def _wait_for_room(self, may_send: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait a little for records to leave the client's queue. Return False if the batch ends here."""
+        """Wait a little for records to leave the client's queue. Return False, without a wait, if the batch ends."""
         if not may_send() or deadline.passed or self.failures.first is not None:
             self.failures.stop()
             return False
@@ -265,8 +265,8 @@ class BatchProducer:
         return self.failures.outcome()
 
     def _await_reasons(self, deadline: Deadline) -> None:
-        """After a fatal error, which states only that the order could not be kept, wait for the reports that explain
-        it."""
+        """Wait, after a fatal error, for the reports that explain it. The error itself states only that the order of
+        records could not be preserved."""
         while (failure := self.failures.first) is not None and is_fatal(failure) and not deadline.passed:
             if self._serve(functools.partial(self._ready().poll, _WHY_SECONDS)) == 0:
                 break
@@ -277,12 +277,12 @@ class BatchProducer:
             self._kind.arrived(message.topic(), message.partition())
 
     def _serve(self, call: Callable[[], int | None]) -> int:
-        """Make a call of the client that serves callbacks. The client raises fatal errors from such a call instead of
-        reporting them: note them."""
+        """Make a call of the client that serves callbacks, and return its result; 0 after an error. Note the fatal
+        error that the client raises from such a call instead of reporting it."""
         try:
             return call() or 0
         except RAISED as error:
-            self.failures.add_of_row(raised(error))  # a report shows if it is the delivery's own record's
+            self.failures.add_of_row(raised(error))  # a report shows whether it concerns an own record
             return 0
         finally:
             if self._sender is not None:

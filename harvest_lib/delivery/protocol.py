@@ -1,4 +1,4 @@
-"""Protocol between the loop of a term and its delivery to Kafka, which sends batches; the outcomes of a batch.
+"""Protocol between the loop of a term and its delivery, which sends batches to Kafka. The outcomes of a batch.
 
     begin ──► send, send, … ──► commit ──┬─ BatchCommitted
                                          ├─ BatchFailed: begin again, at the last committed position
@@ -6,11 +6,11 @@
 
 | class | records | checkpoint |
 | --- | --- | --- |
-| `AtLeastOnce` | pipelined | saved in Postgres after the batch, five times a second; or the purge of the rows |
+| `AtLeastOnce` | pipelined | saved in Postgres, five times a second; without positions, the rows are purged |
 | `Transactional` | in a Kafka transaction | a record of the transaction; a mirror in Postgres |
 | `Sequenced` | pending until acknowledged | saved in Postgres with the acknowledgements, which are sent afterwards |
 
-A delivery stores nothing per record between `send` and `commit`: that makes batches fast.
+Batches are fast because a delivery stores nothing per record between `send` and `commit`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,8 +32,8 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """The batch was not committed: some, none or all of its records may be in Kafka. `refused`: Kafka will never take
-    one of the records. `unnamed`: Kafka did not name the topic of the failure."""
+    """The batch was not committed: some, none or all of its records may be in Kafka. `refused`: the batch has a record
+    that Kafka will never take. `unnamed`: Kafka did not name the topic of the failure."""
 
     reason: str
     refused: bool = False
@@ -42,7 +42,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFenced:
-    """Kafka takes nothing from this leader any more: another leader has begun."""
+    """Kafka takes nothing from this leader any more, because another leader has begun."""
 
     reason: str
 
@@ -79,16 +79,18 @@ class Abandoned:
 
 
 class Delivery(Protocol):
-    """Delivery of batches to Kafka, each with the checkpoint after it. Used by one thread, over any number of terms."""
+    """Delivery of batches to Kafka, each with the checkpoint after the batch. One thread uses it, over any number of
+    terms."""
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Prepare to send under this leader id; an open batch is discarded. No leader is fenced once `may_send` returns
-        False."""
+        """Prepare to send under this leader id. Discard an open batch. If `may_send` returns False, this call stops
+        before it fences another producer."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         """Hand rows over, in order, up to the first row that the client itself refuses. Return that row's id with the
-        reason, else an empty dictionary. Stop when `may_send` returns False: then `commit` fails."""
+        reason; an empty dictionary if no row is refused. If `may_send` returns False, this call stops, and the next
+        `commit` fails."""
         ...
 
     def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
@@ -101,5 +103,5 @@ class Delivery(Protocol):
         ...
 
     def abandon(self) -> Abandoned:
-        """Let no further record leave. Safe to repeat."""
+        """Abandon the open batch: no further record leaves. Repeated calls are safe."""
         ...

@@ -14,7 +14,8 @@ Promises
   that is written again has the same id.
 - Each `begin` makes a new producer id. Unsaved records under an earlier id are never acknowledged, so it does not
   matter when they arrive.
-- In each partition acknowledgements precede the next batch's records, which they would otherwise roll back.
+- In each partition acknowledgements precede the next batch's records. A later acknowledgement would roll these records
+  back.
 """
 
 import time
@@ -53,10 +54,11 @@ Keep = Callable[[OutboxCheckpoint, Sequence[Intent]], bool]
 _CLEAR_SECONDS = 1.0
 """Least interval between removals of written acknowledgements from the checkpoint."""
 _AGAIN_SECONDS = 5.0
-"""Time limit of an attempt to acknowledge again, as a stop waits for it. After that the attempt is retried."""
+"""Time limit of an attempt to acknowledge again. It is short because a stop waits for the attempt. A failed attempt is
+repeated."""
 _CONNECT_SECONDS = 1.0
 _LAST_SECONDS = 2.0
-"""Limit of the wait for acknowledgements at the end of a term; the next leader writes the rest."""
+"""Limit of the wait for acknowledgements at the end of a term. The next leader writes unconfirmed acknowledgements."""
 _REFUSED = (
     "the topic refuses the acknowledgement of its last records ({reason}): set its `cleanup.policy` to delete, or "
     "raise its `max.message.bytes`; some seconds later `harvest park retry`"
@@ -69,8 +71,8 @@ class Sequenced:
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, keep: Keep, keep_pending: Callable[[], bool]
     ) -> None:
-        """`keep` saves a checkpoint with its acknowledgements. `keep_pending` writes the acknowledgements again that
-        an unavailable topic has not taken yet. Both return False if the checkpoint was refused."""
+        """`keep` saves a checkpoint with its acknowledgements. `keep_pending` repeats acknowledgements that a topic has
+        not taken yet because it was unavailable. Both return False if the checkpoint was refused."""
         self._keep, self._keep_pending = keep, keep_pending
         self._to_clear: OutboxCheckpoint | None = None  # saved with acknowledgements that are on the wire
         self._clear_at = 0.0
@@ -110,7 +112,7 @@ class Sequenced:
         outcome = self._producer.flush(may_send)
         checkpoint = self._to_clear
         if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
-            # A later leader would write acknowledgements that stay in the checkpoint, when their topic may be gone.
+            # A later leader would write acknowledgements that are left in the checkpoint. Their topic may be gone then.
             self._to_clear = None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
             return outcome if self._keep(checkpoint, ()) else CHECKPOINT_REFUSED
@@ -135,8 +137,8 @@ class Sequenced:
         return intents
 
     def _acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
-        """Send saved acknowledgements. The next flush waits for them; if the records in flight are limited, this call
-        does. There are at most as many acknowledgements as records."""
+        """Send saved acknowledgements, at most as many as there were records. The next flush waits until Kafka has
+        confirmed the acknowledgements. If the number of records in flight is limited, this call waits instead."""
         outcome = self._producer.attempt(partial(self._produce, intents))
         if self._alone_seconds and isinstance(outcome, BatchCommitted):
             self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
@@ -162,9 +164,9 @@ def acknowledge_again(
     provider: KafkaProducerProvider = Producer,
     topics: Topics | None = None,
 ) -> Sequence[Intent]:
-    """Write saved acknowledgements, and wait until Kafka has them. Return the rest: acknowledgements of
-    topics that refuse them or are missing. Readers would see new records of a refusing topic before the acknowledged
-    records, so `topics` closes such a topic until it takes the acknowledgement.
+    """Write saved acknowledgements, and wait until Kafka has them. Return the acknowledgements that were not written,
+    because their topics refuse them or are missing. Readers would see new records of a refusing topic before the
+    acknowledged records, so `topics` closes such a topic until it takes the acknowledgement.
 
     Writing an acknowledgement again is harmless once no other process can send valid records under its producer id.
     Raises KafkaUnavailable.
@@ -185,8 +187,9 @@ def acknowledge_again(
 
 
 def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, Any]) -> KafkaProducer:
-    """Make a producer and connect it. An unconnected producer requests its producer id only after half a second: its
-    first message was in Kafka after 0.51 s, a connected producer's after 0.06 s (one broker, median of five)."""
+    """Make a producer and connect it. An unconnected producer requests its producer id only after half a second. The
+    first message of an unconnected producer was in Kafka after 0.51 s, the first message of a connected producer after
+    0.06 s (one broker, median of five)."""
     producer: KafkaProducer = provider(settings)
     with suppress(KafkaException):  # the next call reports an unavailable broker
         producer.list_topics(topic, _CONNECT_SECONDS)
@@ -197,7 +200,7 @@ def _write(
     settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider
 ) -> Mapping[str, str]:
     """Write acknowledgements. Return the topics that refuse them permanently, each with Kafka's reason. A refusal does
-    not name the topic: after a refusal each topic is tried alone."""
+    not name the topic, so after a refusal each topic is tried alone."""
     if not intents:
         return {}
     publisher = Publisher(

@@ -27,7 +27,7 @@ class Facts:
     is_denied: bool = False
     cleanup_policy: str = ""
     trouble: str = ""
-    """The reason why the topic takes no records now, or none of harvest's; empty if it takes records."""
+    """The reason why the topic takes no records now, or no records of harvest; empty if the topic takes records."""
 
 
 def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:

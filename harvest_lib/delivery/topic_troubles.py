@@ -1,4 +1,4 @@
-"""Topics in trouble: they exist, but take no records now. Pure but for the clock; no I/O.
+"""Topics in trouble: they exist, but take no records now. Pure except for the clock; no I/O.
 
 Harvest lacks the right to write to such a topic, a partition has no leader, or the topic refuses harvest's clock. The
 trouble may pass, so harvest waits for the topic:
@@ -12,7 +12,7 @@ Promises
   record at a time probes the topic, after 1 s at first and every 5 s in the end. If the brokers name the trouble, they
   are queried instead.
 - Time in which no broker answers does not count as waiting.
-- A trouble is over once the topic takes a record, or once the brokers have named it and no longer do.
+- A trouble is over when the topic takes a record, or when brokers that named the trouble do not name it any more.
 """
 
 from collections.abc import Iterable, Set
@@ -117,8 +117,8 @@ class Troubles:
         trouble.is_named, trouble.at_once = True, topic not in self._well
 
     def name(self, topic: str, reason: str) -> bool:
-        """Note the brokers' reason for a topic's trouble; an empty `reason` ends a trouble that they named before.
-        Return True if the topic is in trouble and the brokers name it."""
+        """Note the brokers' reason for a topic's trouble. An empty `reason` ends a trouble that the brokers named
+        before. Return True if the topic is in trouble and `reason` is not empty."""
         trouble = self._troubles.get(topic)
         if trouble is None:
             return False
@@ -148,8 +148,8 @@ class Troubles:
         self._recovered = {topic: each for topic, each in self._recovered.items() if not each.is_past(now)}
 
     def is_due(self, topic: str) -> bool:
-        """Return True if harvest has waited long enough for a topic in trouble, provided another topic takes
-        records."""
+        """Return True if harvest has waited long enough for a topic in trouble. This limit applies only while another
+        topic takes records."""
         trouble, now = self._troubles[topic], boot_seconds()
         if trouble.seen < trouble.refused_until:
             return False  # the topic has not failed again since it was refused

@@ -1,14 +1,14 @@
 """Facts about the topics that records name: why a topic takes no records, its limit of a batch, its cleanup policy.
 
 Brokers are queried before a record is sent: a broker refuses a batch or transaction as a whole, so a bad record would
-fail all records of its batch. Topics that take records are remembered. That a topic is missing is remembered for a few
-seconds. A batch limit below librdkafka's default matters for pages that name its topic, and for each new producer. Such
-a limit is valid for a minute; then it is forgotten, and queried again when a record names the topic.
+fail all records of its batch. Topics that take records are remembered. Missing topics are remembered for a few seconds.
+A topic's batch limit below librdkafka's default matters for pages that name the topic, and for each new producer. Such
+a limit is valid for a minute. Then it is forgotten, and queried again when a record names the topic.
 
 A topic in *trouble* takes no records now (`topic_troubles`). The trouble may pass, so harvest waits. After 30 s, if
 other topics take records, records of the topic are refused, so that they do not wait without end. The topic is tried
 again after a minute, then after two, up to ten. If harvest never had the right to write to a topic, it does not wait
-for that topic while there is another.
+for that topic while another topic takes records.
 """
 
 import logging
@@ -29,11 +29,11 @@ from harvest_lib.record.rows import RowsSummary
 _log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS = 5.0
-"""How long it is valid that a topic is missing or takes no records permanently, and a limit by which a record is
-refused. If no broker answers, the brokers are not queried again for as long."""
+"""How long these facts are valid: a topic is missing, a topic permanently takes no records, a limit by which a record
+is refused. After a query that no broker answers, the brokers are not queried for the same time."""
 _SMALL_SECONDS = 60.0
-"""How long a limit below librdkafka's default is valid. Once such a limit is gone for as long, the producers that were
-made for it are made again."""
+"""How long a limit below librdkafka's default is valid. When such a limit has been gone for the same time, producers
+that were made for this limit are made again."""
 _ASK_SECONDS = 1.0
 """Least interval between two queries about a topic in trouble."""
 _MOST_ASKED = 100
@@ -58,9 +58,9 @@ def _no_topic(_topic: str) -> bool:
 
 
 class Topics:
-    """Facts about topics; the brokers are queried when a record first names a topic. `settings` are a producer's.
+    """Facts about topics. The brokers are queried when a record first names a topic. `settings` are a producer's.
 
-    With `keep_all`, records for compacted topics are refused. Records for harvest's `own` topics always are.
+    With `keep_all`, records for compacted topics are refused. Records for harvest's `own` topics are always refused.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class Topics:
 
     @property
     def is_producer_outdated(self) -> bool:
-        """Return True if the producers were made for a lower limit than any topic has had for a minute."""
+        """Return True if the limit for which producers were made has been below every topic's limit for a minute."""
         if self._least_made_for == DEFAULT_BATCH_BYTES:
             return False
         is_settled = boot_seconds() >= self._dropped_at + _SMALL_SECONDS
         return is_settled and self._least_made_for < self.smallest_limit
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
-        """Return the records that are refused: a reason by record id. Blocks while brokers are queried about a new
-        topic. `largest` is the length of the longest value; unless it is near a limit, records are not measured with
-        their headers. Without `largest` each record is measured."""
+        """Return the refused records: a dictionary from record id to reason. Blocks while brokers are queried about a
+        new topic. `largest` is the length of the longest value: if it is not near a limit, records are not measured.
+        If `largest` is None, each record is measured."""
         if self._small:
             self._drop_old_limits()
         if isinstance(rows, NativeRows):
@@ -152,8 +152,9 @@ class Topics:
             self._dropped_at = now
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
-        """Return the ids of records that a broker refuses, with their whole batch, unless compression makes them
-        smaller. `largest` is the length of the longest value; unless it is near a limit, no record is measured."""
+        """Return the ids of records above a topic's limit. If compression does not make such a record smaller, a broker
+        refuses its whole batch. `largest` is the length of the longest value: if it is not near a limit, no record is
+        measured."""
         if not self._may_exceed(largest * _LONGEST_CHARACTER_BYTES, lambda: _topics_of(rows)):
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
@@ -182,14 +183,14 @@ class Topics:
 
     def ask_again(self) -> None:
         """Query every topic again when a record names it: a topic may have been made or removed, or its limit changed.
-        A producer that is made before the query still uses the small limits known so far, since such a limit may be
-        why a batch was refused."""
+        A producer that is made before that query still uses the small limits known so far, because such a limit may be
+        the reason why a batch was refused."""
         self._limits.clear()
         self._unfit.clear()
 
     def close(self, topics: Mapping[str, str]) -> None:
-        """Refuse records for the keys of `topics`, with its values as reasons. Topics that an earlier call closed are
-        open again unless `topics` has them."""
+        """Refuse all records for `topics`, a dictionary from topic to reason. Topics that an earlier call closed are
+        opened again if they are not in `topics`."""
         for topic in topics.keys() - self._closed.keys():
             _log.warning("topic_refused", extra={"topic": topic, "reason": topics[topic]})
         for topic in topics.keys() ^ self._closed.keys():
@@ -320,8 +321,8 @@ class Topics:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
 
     def _ask(self, topics: Collection[str]) -> dict[str, Facts] | None:
-        """Return facts about the existing topics among `topics`, or None while no broker answers. Then nothing is
-        refused here, and the delivery meets the error."""
+        """Return facts about the existing topics among `topics`. Return None while no broker answers: then no record is
+        refused here, and the delivery gets the error."""
         if not topics or boot_seconds() < self._ask_at:
             return None
         self._admin = self._admin or AdminClient(client_settings(self._settings))

@@ -4,13 +4,13 @@ Promises
 - Readers of committed records see either a whole batch with its checkpoint, or nothing of the batch. Records that the
   checkpoint has passed are never sent again.
 - `begin` fences: an earlier user of the transactional id can commit nothing more, and its open transaction is aborted.
-- The outcome of a transaction is never guessed. If it is unknown, the producer is discarded, and after the next `begin`
-  the checkpoint shows whether the transaction was committed. librdkafka retries the end of a transaction itself, and
-  uses the protocol before KIP-890, so a producer that had an error gets no further transaction.
+- The outcome of a transaction is never guessed. If the outcome is unknown, the producer is discarded, and after the
+  next `begin` the checkpoint shows whether the transaction was committed. librdkafka retries the end of a transaction
+  itself, and uses the protocol before KIP-890, so a producer that had an error gets no further transaction.
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
 - A batch begins only when the batch before it was committed. `begin` begins both producers, so no earlier leader can
-  commit anything afterwards. A leader that was frozen in the middle of `begin` begins only the first producer, and so
-  fences its successor under that transactional id alone.
+  commit anything afterwards. If a leader was frozen between its two producers, it does not begin the second producer,
+  so it fences its successor under the first transactional id alone.
 
 Two producers take turns, batch by batch. Kafka answers a commit as soon as it is decided, and then writes the markers
 that readers wait for. Until the markers are written, which takes a few milliseconds, Kafka refuses a further
@@ -49,16 +49,16 @@ TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms` in seconds: readers wait this long for a leader that crashed and has no successor."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
-"""If the previous leader left a transaction open, Kafka aborts it, which takes some milliseconds; until then the client
-has to retry. librdkafka retries after half a second, which would be most of a failover. So a new producer retries after
-this time. If Kafka has not answered by then, the same producer waits on."""
+"""Time limit of one call that begins. If the previous leader left a transaction open, Kafka needs some milliseconds to
+abort it, and the client has to retry. librdkafka would retry after half a second, which would be most of a failover. So
+after this time a new producer retries. If Kafka has not answered yet, the same producer waits again."""
 _BEGIN_SECONDS = 4.0
-"""Time limit of an attempt to begin, as a stop waits for it. After that the attempt is repeated."""
+"""Time limit of an attempt to begin. It is short because a stop waits for the attempt. A failed attempt is repeated."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
-"""For this long after a checkpoint failed, records are flushed before the checkpoint is sent: otherwise it would be
-unknown whether a record or the checkpoint failed."""
+"""For this time after a checkpoint has failed, the records of a batch are flushed before the batch's checkpoint is
+sent. If both were flushed together, it would be unknown whether a record or the checkpoint failed."""
 
 
 Encode = Callable[[OutboxCheckpoint], bytes | None]
@@ -74,8 +74,8 @@ class CheckpointPlace:
 
 
 class Transactional:
-    """`Delivery` by Kafka transactions. `encode` returns the record of a checkpoint; None if the checkpoint is
-    refused."""
+    """`Delivery` by Kafka transactions. `encode` returns a checkpoint as the value of a record; None if the checkpoint
+    is refused."""
 
     def __init__(self, producers: Sequence["TransactionalProducer"], encode: Encode) -> None:
         self._producers = list(producers)  # the first is the next to send
@@ -113,7 +113,7 @@ class Transactional:
 
 
 class TransactionalProducer:
-    """Producer of every second batch, under a transactional id."""
+    """Producer with one transactional id. The two producers of a delivery send batches by turns."""
 
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
@@ -186,10 +186,10 @@ class TransactionalProducer:
         return self._producer.flush(may_send, self._explain)
 
     def _explain(self, client: KafkaProducer) -> None:
-        """Find out why records were purged with their transaction: only the transaction's error has the reason."""
+        """Find out why records were purged with their transaction. Only the transaction's error has the reason."""
         if self._failures.first is not None and self._failures.first.code() in PURGED:
             try:
-                client.commit_transaction(_WHY_SECONDS)  # it is refused, as records of it have failed
+                client.commit_transaction(_WHY_SECONDS)  # refused, because records of the transaction have failed
             except KafkaException as error:
                 self._failures.first = error.args[0]
 
@@ -201,9 +201,9 @@ class TransactionalProducer:
 
 
 def _close_soon(client: KafkaProducer, sender: NativeSender | None) -> None:
-    """Close a client on another thread, and wait for it a little. To close a client aborts its open transaction, which
-    may wait for a broker without limit, and fails for a fenced producer. Readers do not wait long in any case: the next
-    transaction aborts the open transaction."""
+    """Close a client on another thread, and wait a little for that thread. Closing a client aborts its transaction. The
+    abort may wait for a broker without limit, and fails for a fenced producer. Readers do not wait long in any case,
+    because the next `begin` aborts the transaction too."""
     closing = threads.start("harvest-close", lambda: _close(client, sender))
     closing.join(_LET_GO_SECONDS)
 

@@ -19,7 +19,7 @@ _STALLED_TIMEOUTS = 2
 
 
 class Candidacy:
-    """The candidacy of a member for one shard. It checks the proof by heartbeat; the caller passes in the proof of
+    """The candidacy of a member for one shard. It checks the proof by heartbeat. The caller passes in the proof of
     membership."""
 
     def __init__(self, shard: int, *, timeout_seconds: float, clock: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class Candidacy:
         """The number of the shard and of its partition in the leader topic."""
         self.assigned = False
         self.leader_id = uuid.uuid4()
-        """The id of the next term; once it has begun, of the present term."""
+        """The id of the present term; if no term has begun yet, the id of the next term."""
         self.position: int | None = None
         """The next offset to read in the partition; None before a message was received."""
         self.next_heartbeat = NEVER
@@ -51,7 +51,8 @@ class Candidacy:
         return self._heard_at
 
     def stalls(self, registry: TermRegistry) -> bool:
-        """Return True, once per candidacy, if the shard has been assigned for long without the proofs to lead it."""
+        """Return True if the shard was assigned to this member long ago and the proofs to lead the shard are still
+        missing. Return True only once per candidacy."""
         waits = self.assigned and self.shard not in registry.terms
         if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
             return False
@@ -59,7 +60,7 @@ class Candidacy:
         return True
 
     def has_stalled(self, registry: TermRegistry) -> bool:
-        """Return True if `stalls` has returned True, and the member has not led the shard since."""
+        """Return True if `stalls` has returned True for this candidacy, and the member does not lead the shard yet."""
         return self._is_told and self.assigned and self.shard not in registry.terms
 
     def heartbeat(self, now: float) -> str:
@@ -67,9 +68,9 @@ class Candidacy:
         return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})
 
     def receive(self, heartbeat: bytes | str | None, offset: int) -> None:
-        """Note a message of the partition. Only heartbeats of this very candidacy prove anything."""
+        """Note a message of the partition. Only a heartbeat of this very candidacy is a proof."""
         if self.position is None:
-            self.next_heartbeat = NEVER  # now there is a position to commit, which is done with a heartbeat
+            self.next_heartbeat = NEVER  # there is a position to commit now; commits are sent with heartbeats
         self.position = offset + 1
         try:
             received = json.loads(heartbeat or b"")
@@ -79,7 +80,8 @@ class Candidacy:
             return  # someone else's heartbeat, in someone else's format
 
     def judge(self, registry: TermRegistry, accepted_at: float) -> None:
-        """Begin, extend or end the term of the shard. `accepted_at` is when the newest accepted commit was sent."""
+        """Begin, extend or end the term of the shard. `accepted_at` is the time at which the newest accepted commit was
+        sent."""
         proved_until = min(self._heard_at, accepted_at) + self._timeout_seconds
         term = registry.terms.get(self.shard)
         if term is not None:

@@ -1,6 +1,6 @@
 """Diagnosis of a member that does not lead: queries Kafka for trouble with the leader topic and for other pools.
 
-Kafka is queried on a separate thread: the election must not wait for the answer.
+Kafka is queried on a separate thread, because the election must not wait for the answer.
 """
 
 import queue
@@ -31,7 +31,7 @@ class Diagnosis:
         self._stopped = threading.Event()
 
     def start(self, others: OtherPools | None) -> None:
-        """Start the thread. `others` finds other pools; None for a member whose own pool is unknown."""
+        """Start the thread. `others` finds other pools; None if this member's own pool is unknown."""
         threads.repeat(
             "harvest-neli-diagnosis",
             lambda: self._look(others, requested=self._requested.wait(_INTERVAL_SECONDS)),
@@ -44,7 +44,7 @@ class Diagnosis:
         self._requested.set()
 
     def stop(self) -> None:
-        """End the thread, without waiting for it."""
+        """Tell the thread to end, without a wait for its end."""
         self._stopped.set()
         self._requested.set()
 

@@ -1,8 +1,8 @@
 """Self-descriptions of the members of a pool's consumer group. Any process that may describe the group can read them.
 
-A member that was assigned a shard's partition commits its offset in the leader topic. The metadata of the committed
+A member to which a shard's partition is assigned commits its offset in the leader topic. The metadata of the committed
 offset describe the member: its member id, its pool, and the trouble that keeps it from leading, if any. A description
-is current as long as the group has a member with that id.
+is current as long as the group has a member with this member id.
 """
 
 import json
@@ -37,20 +37,20 @@ _PASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """A member of the group. `owned` lists the partitions that it owns, each as topic and number."""
+    """A member of the group. `owned` lists the partitions that the member owns, each as topic and number."""
 
     member_id: str
     client_id: str
     host: str
     owned: Sequence[tuple[str, int]]
     pool: Pool | None = None
-    """The pool that the member published; None if it is unknown, or if the member owns no partition."""
+    """The pool that the member published; None if the pool is unknown, or if the member owns no partition."""
     trouble: str = ""
-    """The trouble that keeps the member from leading; empty if none is known."""
+    """The trouble that keeps the member from leading; empty if no trouble is known."""
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
-    """Return the metadata with which a member describes itself, with as much of its trouble as fits."""
+    """Return the metadata with which a member describes itself. The text of the trouble is cut so that it fits."""
     said = {"member": member_id, "pool": pool.as_json()}
     whole = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
     short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
@@ -61,8 +61,8 @@ def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
 def members(
     settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS
 ) -> list[GroupMember]:
-    """Return the members of a group; an empty list if there is no such group. Errors that pass are retried until the
-    timeout. Raises KafkaException."""
+    """Return the members of a group; an empty list if there is no such group. After an error that passes, query again
+    until the timeout. Raises KafkaException."""
     with AdminClient(client_settings(settings)) as admin:
         deadline = Deadline(timeout_seconds)
         while True:
@@ -98,7 +98,8 @@ def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Gro
 
 
 def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, dict[str, Any]]:
-    """Return the metadata of the last commits, by member id; empty if this role may not see it."""
+    """Return the metadata of the last commits: a dictionary from member id to metadata. It is empty if this role may
+    not see the commits."""
     try:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds

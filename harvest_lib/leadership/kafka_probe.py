@@ -1,8 +1,8 @@
 """Probe whether Kafka answers this process. Only callers that need the answer wait for it.
 
 The client and its connections stay until the end of the process. The probe requests the description of a topic, not of
-the cluster: librdkafka (2.16) ends the process if a description of the cluster has neither brokers nor topics, as from
-a broker that has just started.
+the cluster: librdkafka (2.16) ends the process if a description of the cluster has neither brokers nor topics. A broker
+that has just started sends such a description.
 """
 
 import threading
@@ -26,7 +26,7 @@ _TOPIC = "__consumer_offsets"
 class KafkaProbe:
     """Requests the description of a topic, at most every two seconds, and only on demand. Any thread may use it.
 
-    The request needs no rights, as a refusal is an answer too, and creates no topic.
+    The request needs no rights, because a refusal is an answer too. It creates no topic.
     """
 
     def __init__(self, settings: Mapping[str, object], clock: Callable[[], float] = boot_seconds) -> None:
@@ -41,14 +41,14 @@ class KafkaProbe:
         self._trouble = ""
 
     def trouble(self) -> str:
-        """Return why Kafka does not answer; an empty string if it answers. Waits up to a second for an answer."""
+        """Return why Kafka does not answer; an empty string if Kafka answers. Wait up to a second for the answer."""
         with self._lock:
             self._ask(wait_seconds=_ANSWER_SECONDS)
             return self._trouble
 
     def silent_seconds(self) -> float:
-        """Return for how many seconds Kafka has answered no request; 0 if it has answered the newest. Does not
-        wait."""
+        """Return for how many seconds Kafka has answered no request; 0 if Kafka has answered the newest request. This
+        call does not wait for an answer."""
         with self._lock:
             self._ask(wait_seconds=0.0)
             return 0.0 if self._silent_since is None else self._clock() - self._silent_since

@@ -1,23 +1,24 @@
 """Last leaders of a subscription's shards, and the check whether a new leader's begin fences their late actions.
 
-When a server loses the session that held a lock, it frees the lock at once, while the old holder still believes that it
-leads. A new holder need not wait for the end of that belief if late actions of the old holder have no effect:
+When a server loses the session that held a lock, the server frees the lock at once, but the old holder still believes
+that it leads. A new holder need not wait for the end of that belief if late actions of the old holder have no effect:
 
-- `transactional`: a leader begins by fencing the transactional ids of the shard. That aborts the old leader's open
-  transaction, and the old leader can commit nothing more. The checkpoint, read afterwards, covers all its commits.
+- `transactional`: a leader begins by fencing the transactional ids of the shard. This aborts the old leader's open
+  transaction, and the old leader can commit nothing more. The new leader then reads the checkpoint, which covers all
+  commits of the old leader.
 - `sequenced`: a leader begins by raising the epoch of the shard's row. Records that the old leader still sends stay
-  pending for ever, as it sends acknowledgements only after they were saved under its epoch.
+  pending for ever: a leader sends acknowledgements only after they were saved under its epoch.
 
-In both cases the subscription's row in Postgres and its data (checkpoint, parked records) are safe too, as they are
-written under the epoch. A leader writes its fence into its row, beside its epoch and in the same transaction. The next
-holder of the lock begins at once if it would fence by the very same means; otherwise it waits.
+In both cases the subscription's row in Postgres and its data (checkpoint, parked records) are safe too, because they
+are written under the epoch. A leader writes its means of fencing into its row, beside its epoch and in the same
+transaction. The next holder of the lock begins at once if it fences by the same means, and waits if it does not.
 
 A holder that loses the lock before it has written its row leaves no trace there. Therefore the epochs are read under
-the lock, and a term begins only if the epoch is still the one that was read: if two such holders overlap, the first to
-write its row leads.
+the lock, and a term begins only if the epoch is still equal to the epoch that was read. If two such holders overlap,
+the first holder to write its row leads.
 
-A shard that never had a leader needs no wait, unless another process marks and purges the table. A session with that
-process's application name, or marked records at the head of the table, show this.
+A shard that never had a leader needs no wait, unless another process marks and purges the table. Signs of such a
+process are a session with its application name, or marked records at the head of the table.
 """
 
 import logging
@@ -66,7 +67,7 @@ class LastLeaders:
     """The last leaders of a subscription's shards, according to its rows."""
 
     epochs: Mapping[int, int] = field(default_factory=dict)
-    """Epochs by shard; empty if they could not be read."""
+    """The epoch of each shard; empty if the epochs could not be read."""
     are_fenced: bool = False
     """True if a new leader's begin fences all last leaders, so that no wait is needed."""
 
@@ -82,13 +83,13 @@ class SubscriptionRows:
     subscription: str
     shards: int
     fence: str
-    """Means by which this member fences the previous leader. It is equal for members that can fence each other, and
-    empty if this member fences none."""
+    """Means by which this member fences the previous leader. Members with equal means can fence each other. Empty if
+    this member does not fence."""
     outbox: sql.Identifier | None = None
     """The table whose records may be marked; None for a layout without marks."""
 
     def read(self, connection: psycopg.Connection[Any]) -> LastLeaders:
-        """Query the rows. Return UNKNOWN if this role may not see them, or if they do not exist any more."""
+        """Query the rows. Return UNKNOWN if this role may not see them, or if their table does not exist any more."""
         values = {"subscription": self.subscription, "fence": self.fence}
         statement = sql.SQL(_READ).format(table=in_statement(self.table))
         try:

@@ -1,16 +1,16 @@
 """The session in Postgres that takes a pool's lock, proves that it holds the lock, and releases the lock.
 
 Four advisory locks in the session's database belong to a group:
-- *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
+- *lead*: held by the session that leads or is about to lead; the server releases it when the session ends in any way;
 - *left*: held for a moment by a session that has just released *lead* in order;
-- *stand*: shared by all candidates for *lead*, so that the holder of *lead* knows whether another session wants it;
+- *stand*: shared by all sessions that hold or want *lead*, so that the holder knows whether another session wants it;
 - *group*: shared by the same sessions, so that sessions in the server's other databases detect them.
 
-The keys of the first three are made of the group and the outbox, so that two outboxes in the same database do not wait
-for each other. The key of *group* is made of the group alone, and is the same in every database.
+The keys of the first three locks are made of the group and the outbox, so that two outboxes in the same database do not
+wait for each other. The key of *group* is made of the group alone, and is the same in every database.
 
-A session takes *left* only while it holds *lead*. The server releases *left* by itself, as the process that leaves may
-be frozen or dead.
+A session takes *left* only while it holds *lead*. The server releases *left* by itself, because the process that leaves
+may be frozen or dead.
 """
 
 import hashlib
@@ -81,8 +81,8 @@ class LockObservation:
 
 
 class LockSession:
-    """A session on one connection. Every method raises DatabaseError if it fails; the lock is lost then, or soon will
-    be."""
+    """A session on one connection. Each method raises DatabaseError if it fails. Then the lock is lost, or soon will be
+    lost."""
 
     def __init__(self, conninfo: str, group: str, *, idle_timeout_seconds: float, outbox: str = "") -> None:
         """Connect. The server ends a session without a query for `idle_timeout_seconds`. `outbox` is the quoted name of
@@ -120,11 +120,12 @@ class LockSession:
         )
 
     def last_leaders(self, rows: SubscriptionRows) -> LastLeaders:
-        """Return the last leaders. Call it while this session holds the lock: an earlier holder has lost it by then."""
+        """Return the last leaders. Call this only while this session holds the lock, because every earlier holder has
+        lost the lock then."""
         return rows.read(self._connection)
 
     def leave(self, seconds: float) -> None:
-        """Release the lock, and hold *left* for `seconds` as the signal of an orderly release. Blocks as long."""
+        """Release the lock, and hold *left* for `seconds` as the signal of an orderly release. Blocks for this time."""
         names = {name: sql.Literal(self._keys[name]) for name in ("lead", "left")}
         with translated():
             self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **names))
@@ -135,8 +136,8 @@ class LockSession:
 
 
 def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "") -> str | None:
-    """Return the process id and client address of the session that holds the group's lock of an outbox; None if no
-    session holds it."""
+    """Return a text with the process id and the client address of the session that holds the group's lock of an outbox.
+    Return None if no session holds the lock."""
     keys = lock_keys(group, _table(connection, outbox))
     with translated():
         row = connection.execute(_HOLDER, keys).fetchone()
@@ -144,14 +145,15 @@ def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "
 
 
 def lock_keys(group: str, table: int | None) -> dict[str, int]:
-    """Return the keys of a group's four locks by name, for the outbox with the oid `table`."""
+    """Return the keys of a group's four locks, for the outbox with the oid `table`: a dictionary from the lock's name
+    to its key."""
     of = f"{group} {table}" if table is not None else group
     keys = {purpose: lock_key(purpose, of) for purpose in ("lead", "left", "stand")}
     return {**keys, "group": lock_key("group", group)}
 
 
 def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:
-    """Return the oid of the outbox; None if no outbox was named. Raises DatabaseUnavailable while the outbox is not
+    """Return the oid of the outbox; None if `outbox` is empty. Raises DatabaseUnavailable if the outbox is not
     visible."""
     if not outbox:
         return None

@@ -1,6 +1,7 @@
 """The second proof of NELI: the group's coordinator accepts an offset commit of this member.
 
-The age of a proof counts from when the commit was sent. With each commit a member publishes its pool and its trouble.
+The age of a proof counts from the time at which the commit was sent. With each commit a member publishes its pool and
+its trouble.
 """
 
 from collections import deque
@@ -32,9 +33,9 @@ class Membership:
         return len(self._sent)
 
     def commit(self, consumer: KafkaConsumer, pool: Pool | None, assigned: Iterable[Candidacy], now: float) -> None:
-        """Commit the read positions in the partitions of candidacies, with a description of this process of `pool`."""
-        # The current position is committed, because goharvest starts from the committed offset: from 0 it would read
-        # old heartbeats for long.
+        """Commit the read positions in the partitions of candidacies, with a description of this process and `pool`."""
+        # The current position is committed because goharvest starts from the committed offset. If goharvest started
+        # from 0, it would read old heartbeats for long.
         trouble = self._trouble.text
         said = spoken(pool, consumer.memberid() or "", trouble) if pool is not None else ""
         positions = [(candidacy.shard, candidacy.position) for candidacy in assigned]

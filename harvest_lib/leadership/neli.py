@@ -5,17 +5,18 @@
        └────────── revoked or lost ───────┴─────────────────────────┘
 
 Two proofs keep a term alive for the heartbeat timeout, counted from when each proof was *sent*:
-1. The process receives its own heartbeat back from the partition: so it can write to and read from the leader topic.
-2. The group's coordinator accepts an offset commit: so the process is a member of the group's present generation. The
-   heartbeat alone cannot prove that: a member that was expelled while it was frozen fetches until it is notified.
+1. The process receives its own heartbeat back from the partition. So it can write to and read from the leader topic.
+2. The group's coordinator accepts an offset commit. So the process is a member of the group's present generation. The
+   heartbeat alone cannot prove this: a member that was expelled while it was frozen fetches until it is notified.
 
-Each shard has its own heartbeats, so a single shard may be fenced. The accepted commit proves all shards of a member.
+Each shard has its own heartbeats, so a single shard may be fenced. The accepted commit is a proof for all shards of a
+member.
 
-A heartbeat carries the random id of its term. So a heartbeat that was buffered during a freeze, or that belongs to an
-earlier term, proves nothing. A fenced process leads again under a new id once both proofs are renewed.
+A heartbeat contains the random id of its term. So a heartbeat that was buffered during a freeze, or that belongs to an
+earlier term, proves nothing. A fenced process leads again, under a new id, when it has both proofs again.
 
 A rebalance revokes all partitions of all members, waits until records in flight have landed, and assigns the partitions
-again: so a shard pauses even if it keeps its leader. Partitions beyond the number of shards are ignored.
+again. So a shard pauses even if its leader stays the same. Partitions beyond the number of shards are ignored.
 
 The leader topic is polled every `min_poll_interval_seconds`, and each poll receives all pending messages.
 
@@ -93,7 +94,7 @@ class Neli(ElectedLeadership):
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._fenced: list[tuple[float, Term]] = []  # fenced terms, and until when their records may arrive
+        self._fenced: list[tuple[float, Term]] = []  # when a term's records cannot arrive any more; term
         self._trouble = Trouble()
         self._last_error = LastError()
         self._diagnosis = Diagnosis(
@@ -123,7 +124,7 @@ class Neli(ElectedLeadership):
         self._diagnosis.stop()
         super().stop(timeout_seconds)
 
-    # Everything below runs on the election thread. So do rebalance callbacks, as poll() and close() call them.
+    # All methods below run on the election thread. Rebalance callbacks do too, because poll() and close() call them.
 
     def _clients(self) -> tuple[KafkaConsumer, KafkaProducer]:
         callbacks = {"error_cb": self._on_error, "throttle_cb": self._on_throttle}
@@ -155,8 +156,8 @@ class Neli(ElectedLeadership):
             consumer.close()
 
     def _listen(self, consumer: KafkaConsumer, until: float) -> None:
-        """Receive pending messages until the time `until`, so that endless writes of other programs to the topic do not
-        delay the check of the proofs."""
+        """Receive pending messages, but only up to the time `until`, so that endless writes of other programs to the
+        topic do not delay the check of the proofs."""
         message = consumer.poll(self._settings.poll_duration_seconds)
         while message is not None:
             self._receive(message)
@@ -182,8 +183,8 @@ class Neli(ElectedLeadership):
             if not term.quiesced.wait(deadline.remaining_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
         if in_doubt := [until for until, term in doubts if term.abandoned]:
-            # Records of these terms may still arrive: the successors begin when they would after a kill. A stop does
-            # not wait for this: then the session runs out, which takes as long.
+            # Records of these terms may still arrive, so the successors begin only when they would begin after a kill.
+            # A stop does not wait here: the member's session then runs out, which takes as long.
             threading.Event().wait(max(in_doubt) - now)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:

@@ -1,7 +1,7 @@
-"""Detects pools that stand in the same election by mistake: whichever leads, the outbox of the other is not harvested.
-A newcomer queries the identity of the group's members before it joins, and every few seconds while it waits. If a
-member of another pool owns a partition, the newcomer does not stand for election, and notifies that member through the
-leader topic.
+"""Detects two pools that stand in the same election by mistake. While one pool leads, the other pool's outbox is not
+harvested.  A process queries the identities of the group's members before it joins the group, and every few seconds
+while it waits. If a member of another pool owns a partition, the process does not stand for election, and notifies that
+member through the leader topic.
 """
 
 import json
@@ -32,8 +32,8 @@ class OtherPools:
         self._conflicts = ConflictLog()
 
     def find(self) -> PoolConflict | None:
-        """Return the conflict with a member of another pool that owns a partition; None if there is no such member, or
-        if the members are unknown."""
+        """Return the conflict with a member of another pool if that member owns a partition. Return None if there is no
+        such member, or if the members are unknown."""
         try:
             found = members(self._client, self.pool.group)
         except KafkaException as error:
@@ -44,7 +44,7 @@ class OtherPools:
         return next((conflict for conflict in conflicts if conflict is not None), None)
 
     def refuse(self) -> None:
-        """Raise PoolConflict if a member of another pool owns a partition, after notifying that member."""
+        """If a member of another pool owns a partition, notify that member and raise PoolConflict."""
         if (conflict := self.find()) is not None:
             self.tell(conflict)
             raise conflict
@@ -59,12 +59,13 @@ class OtherPools:
             producer.close()
 
     def is_first(self, conflict: PoolConflict) -> bool:
-        """Return True if this pool stays when both pools own a partition. Exactly one of them leaves."""
+        """Return True if this pool stays when both pools own a partition. The result is True in exactly one of the two
+        pools; the other pool leaves."""
         return str(self.pool) < str(Pool.of_json(conflict.theirs))
 
     def hear(self, message: bytes | str | None) -> PoolConflict | None:
-        """Return the conflict if a message of the leader topic is the notice of another pool, else None. Each conflict
-        is logged once."""
+        """Return the conflict if a message of the leader topic is a notice of another pool. Return None for any other
+        message. Each conflict is logged once."""
         word = _WORD.encode() if isinstance(message, bytes) else _WORD
         if not message or word not in message:  # type: ignore[operator]
             return None

@@ -23,8 +23,8 @@ DELIVERY = frozenset({"delivery", "fence"})
 """The fields that decide the delivery guarantee for readers."""
 
 _KNOWN_BY = {"fence": "delivery"}
-"""Fields whose empty value has a meaning: each is known if the field that it maps to is not empty. Any other empty
-field is unknown."""
+"""Fields whose empty value has a meaning. Such a field is known if the field to which it is mapped here is not empty.
+Any other field is unknown if it is empty."""
 
 _LOGGED = ("group", "process", "server", "table", "leader_topic")
 _LONGEST_TEXT, _MOST_LOGGED = 300, 100
@@ -42,7 +42,7 @@ class Pool:
     process: str = ""
     """The name of the process: by default host, process id and start time."""
     server: str = ""
-    """`host:port/database`, for operators: other processes may reach the same server by another address."""
+    """`host:port/database`, only for operators, as other processes may reach the same server by another address."""
     database: str = ""
     """The server's system identifier and the database's oid."""
     table: str = ""
@@ -50,15 +50,15 @@ class Pool:
     subscription: str = ""
     delivery: str = ""
     fence: str = ""
-    """The means by which the process fences a former leader, see `last_leaders`; empty if it fences none."""
+    """The means by which the process fences a former leader, see `last_leaders`; empty if it does not fence."""
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: object) -> "Pool | None":
-        """Return the pool that a process has published, with texts cut to a sensible length; None if `value` is not a
-        pool."""
+        """Return the pool from a `value` that a process has published, with long texts cut off. Return None if `value`
+        is not a pool."""
         if not isinstance(value, Mapping) or not isinstance(value.get("leadership"), str):
             return None
         known = {field.name for field in fields(cls)}
@@ -86,8 +86,8 @@ class Pool:
 
 
 def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes on the same outbox. Return None if they belong to the same pool and deliver
-    alike, or if each has its own subscription and its own election."""
+    """Return the conflict of two processes on the same outbox. Return None if the processes belong to the same pool and
+    have the same delivery, or if each process has its own subscription and its own election."""
     if ours.differences(theirs) & SUBSCRIPTION:
         is_elected = ours.leadership != "solo" and bool(ours.group) and ours.is_one_election(theirs)
         return conflict_in_group(ours, theirs) if is_elected else None
@@ -97,7 +97,7 @@ def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes in the same consumer group; None if they belong to the same pool."""
+    """Return the conflict of two processes in the same consumer group; None if both belong to the same pool."""
     different = ours.differences(theirs)
     if not different & {*OUTBOX, *SUBSCRIPTION, "leader_topic"}:
         return None
@@ -113,7 +113,8 @@ def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error for two pools with different elections on the same subscription: each would depose the other."""
+    """Return the error for two pools with different elections on the same subscription. Such pools would depose each
+    other without end."""
     elsewhere = (
         f"; theirs is held in another Kafka cluster ({theirs.cluster}, ours {ours.cluster})"
         if "cluster" in ours.differences(theirs)
@@ -130,8 +131,8 @@ def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
 
 
 def _as_theirs(ours: Pool, theirs: Pool) -> str:
-    """Return the settings of a pool with the same group and another kind of election, as its processes may be restarted
-    one by one with new settings; an empty string for any other pool."""
+    """Return the settings of the other pool if it has the same group and another kind of election, because a pool's
+    processes may be restarted with new settings one by one. Return an empty string in all other cases."""
     if ours.group != theirs.group or ours.leadership == theirs.leadership:
         return ""
     delivery = f" and `delivery: {theirs.delivery}`" if theirs.delivery else ""
@@ -139,8 +140,8 @@ def _as_theirs(ours: Pool, theirs: Pool) -> str:
 
 
 def _two_deliveries(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error for two processes of the same pool with different deliveries: the guarantee for readers depends
-    on which of them leads. No record is lost: each waits until the other's term is certainly over."""
+    """Return the error for two processes of the same pool with different deliveries. The guarantee for readers depends
+    on which process leads. No record is lost, because each process waits until the other's term is certainly over."""
     return PoolConflict(
         f"a process of this pool delivers by {theirs.delivery!r}, not by {ours.delivery!r}: {theirs}",
         evidence=f"this process is {ours}: the promise to readers changes with the leader, and failover between the "
@@ -152,13 +153,13 @@ def _two_deliveries(ours: Pool, theirs: Pool) -> PoolConflict:
 
 
 class ConflictLog:
-    """The log of the conflicts that this process has met: each other process is logged once."""
+    """Logs the conflicts of this process with other processes, once for each other process."""
 
     def __init__(self) -> None:
         self._logged: deque[Pool | None] = deque(maxlen=_MOST_LOGGED)
 
     def log(self, error: PoolConflict) -> None:
-        """Log a conflict, unless a conflict with the same process was logged."""
+        """Log a conflict if no conflict with the same process was logged before."""
         theirs = Pool.of_json(error.theirs)
         if theirs in self._logged:
             return
@@ -174,6 +175,6 @@ class ConflictLog:
 
 
 def announced(leader_id: UUID | str) -> str:
-    """Return the application name of a leader's connection for checkpoints, which is open as long as the leader
-    lives."""
+    """Return the application name of a leader's connection for checkpoints. The connection is open while the leader is
+    alive."""
     return f"harvest leader {leader_id}"

@@ -6,35 +6,36 @@
        └─────────── stopped: records in flight landed, lock released ──────────┘      proof: leader again, new id
 
 Promises
-- The actions of at most one term of a group take effect at any time, however sessions end. A proof is an answer of the
-  server that this very session holds the lock. A term is live for the heartbeat timeout, counted from when its newest
-  proof was *requested*.
+- At any time, the actions of at most one term of a group take effect, however sessions end. A proof is an answer of the
+  server that this very session holds the lock. A term is live for the heartbeat timeout, counted from the time at which
+  its newest proof was *requested*.
 - A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
-  while the former holder still believes that it leads. If both leaders deliver by the same fence (`transactional`,
-  `sequenced`), as the rows of the subscription show (`last_leaders`), later actions of the former holder have no effect
-  once the next leader has begun. Then the next leader begins at once, and for a moment two terms may be live.
+  but the former holder still believes that it leads. If both leaders have the same fence (`transactional`, `sequenced`;
+  the rows of the subscription show this, see `last_leaders`), actions of the former holder have no effect after the
+  next leader has begun. So the next leader begins at once, and for a moment two terms may be live.
 - Without such a fence the next holder of the lock waits for the session timeout before its term begins. By then the
   lease of its predecessor is over, and the predecessor's queue has expired.
-- This wait is not needed either if the predecessor has left in order: its term ended with no record in flight. The
+- The next holder does not wait either if its predecessor has left in order, so that no record is in flight. The
   predecessor signals this by holding a second lock for a moment. The successor sees the signal, and begins when the
-  second lock is free again, so that it never takes an old signal for a new one. A leader whose own wait was not over,
-  that had records in flight, abandoned some, or was fenced less than a session timeout ago leaves without the signal.
+  second lock is free again, so that it never takes an old signal for a new signal. A leader leaves without the signal
+  if its own wait was not over, if it has records in flight or abandoned records, or if it was fenced less than a
+  session timeout ago.
 - If Kafka has not answered a leader for the session timeout, and another process stands for the lock, the leader leaves
-  and does not stand for the lock again before Kafka answers. Without a standby it stays and retries.
+  and does not stand for the lock again before Kafka answers. Without such a process the leader stays and retries.
 - The server ends the session of a process that is frozen or cut off, after the heartbeat timeout
   (`idle_session_timeout`, Postgres 14).
 
 Limits
 - Without a fence, with the defaults, a killed leader is followed after 10 s, a frozen leader after 15 s. The first
-  process to start waits 10 s too: it cannot know that there was no leader. With a fence the next leader follows a
-  killed leader after a moment, and a frozen leader after 5 s.
-- All members have to use the same database, as advisory locks belong to a database. If the group leads in another
-  database of the server too, that is logged; on another server it is not detected. A failover to another server that
-  leaves the old server alive gives two locks.
+  process to start waits 10 s too, because it cannot know that there was no leader. With a fence the next leader follows
+  a killed leader after a moment, and a frozen leader after 5 s.
+- All members have to use the same database, because advisory locks belong to a database. If the group also leads in
+  another database of the server, this is logged. If the group leads on another server, this is not detected. After a
+  failover to another server, there are two locks while the old server is alive.
 - A pooler that shares sessions (PgBouncer's `transaction` and `statement` modes) must not be used: the lock would
   belong to a shared session, and two processes could lead. Connect directly, or in `session` mode.
-- A single lock stands for all shards, and its holder leads them all. The processes of a pool do not know of each other,
-  and a process that took only some locks would leave shards without a leader.
+- There is a single lock for all shards, and its holder leads all shards. With a lock per shard, a process that took
+  only some locks could leave shards without a leader, because the processes of a pool do not know of each other.
 - A standby queries ten times a second, a leader ten times per heartbeat timeout. Each process holds a connection.
 """
 
@@ -54,28 +55,29 @@ from harvest_lib.postgres.database import log_denied
 _log = logging.getLogger(__name__)
 
 _STANDBY_SECONDS = 0.1
-"""Least time between two attempts of a standby to take the lock. It adds to the time without a leader."""
+"""Least time between two attempts of a standby to take the lock. It prolongs the time without a leader."""
 _WORD_SECONDS = 0.5
 """How long a leader that leaves in order holds the second lock, so that a standby sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresLeadershipSettings:
-    """Settings of the election; times are in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds` and
+    """Settings of the election. Times are in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds` and
     the time after which a producer's queue expires."""
 
     group: str
     outbox: str = ""
-    """The quoted name of the table: each outbox has a lock of its own. Empty for a lock of the group alone."""
+    """The quoted name of the outbox table; empty for a lock of the group alone. Each outbox has a lock of its own."""
     shards: int = 1
     """Number of shards. The holder of the lock leads all of them."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
     """Least time between two queries to Postgres."""
     session_timeout_seconds: float = 10.0
-    """How long a new holder of the lock waits, unless its predecessor left in order or is fenced."""
+    """Time that a new holder of the lock waits. The holder does not wait if its predecessor left in order or is
+    fenced."""
     quiesce_timeout_seconds: float = 5.0
-    """Limit of the wait for records in flight to land, in a stop."""
+    """Limit of the time that a stop waits until records in flight have landed."""
     io_error_backoff_seconds: float = 0.5
     """Pause before the next connection after an error."""
 
@@ -91,8 +93,8 @@ class PostgresLeadership(ElectedLeadership):
         rows: SubscriptionRows | None = None,
         kafka_silent_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`rows` reads the last leaders, and whether they are fenced; without `rows` that is unknown.
-        `kafka_silent_seconds` returns, without waiting, for how long Kafka has not answered; 0 if it answers."""
+        """`rows` reads the last leaders, and whether they are fenced. Without `rows` both are unknown.
+        `kafka_silent_seconds` returns, without a wait, for how long Kafka has not answered; 0 if Kafka answers."""
         super().__init__()
         self._settings = settings
         self._conninfo = conninfo
@@ -146,7 +148,7 @@ class PostgresLeadership(ElectedLeadership):
                 session = None
 
     def _campaign(self, session: LockSession) -> None:
-        """Use one session: wait for the lock, hold it, release it."""
+        """Use one session to wait for the lock, hold the lock and release it."""
         while not self._stopping.is_set():
             if session.try_lock():
                 self._hold(session, waits_until=self._clock() + self._settings.session_timeout_seconds)
@@ -154,13 +156,13 @@ class PostgresLeadership(ElectedLeadership):
             self._stopping.wait(self._standby_seconds)
 
     def _hold(self, session: LockSession, waits_until: float) -> None:
-        """Lead once the terms of all earlier holders of the lock are over. Return when the lock is lost or released.
+        """Lead when the terms of all earlier holders of the lock are over. Return when the lock is lost or released.
 
-        `waits_until` counts from the *answer* to the request for the lock: the lock may have been freed as late as
-        that.
+        `waits_until` counts from the *answer* to the request for the lock, because the lock may have been freed just
+        before that answer.
         """
         last: Sequence[Term] = ()
-        since = in_doubt_until = self._clock()  # until then abandoned records of a fenced term may arrive
+        since = in_doubt_until = self._clock()  # up to that time, abandoned records of a fenced term may arrive
         while not self._stopping.is_set():
             sent_at = self._clock()
             observation = session.look()
@@ -179,7 +181,7 @@ class PostgresLeadership(ElectedLeadership):
             elif len(self._registry.terms) == self._settings.shards:
                 pass
             elif observation.left_in_order:
-                waits_until = sent_at  # begin only once the signal is gone: it could be taken for a later leader's
+                waits_until = sent_at  # begin when the signal is gone, or it could be taken for a later one
             else:
                 before = session.last_leaders(self._rows) if self._rows is not None else UNKNOWN
                 if (before.are_fenced or sent_at >= waits_until) and self._clock() < lease_until:
@@ -191,7 +193,7 @@ class PostgresLeadership(ElectedLeadership):
         self._leave(session, last, in_doubt_until)
 
     def _say_elsewhere(self, databases: str) -> None:
-        """Log other databases of the server in which the group elects, once for each change."""
+        """Log in which other databases of the server the group elects leaders, once for each change."""
         if databases not in {"", self._elsewhere}:
             _log.warning(
                 "group_leads_elsewhere",
@@ -207,8 +209,8 @@ class PostgresLeadership(ElectedLeadership):
         self._elsewhere = databases or self._elsewhere
 
     def _finds_itself_cut_off(self, since: float) -> bool:
-        """Return True if Kafka has not answered for the session timeout. Only time since `since`, at which this process
-        got the lock, counts."""
+        """Return True if Kafka has not answered for the session timeout. The time counts only from `since`, when this
+        process got the lock."""
         silent_seconds = min(self._kafka_silent_seconds(), self._clock() - since)
         if silent_seconds < self._settings.session_timeout_seconds:
             return False
@@ -243,7 +245,7 @@ class PostgresLeadership(ElectedLeadership):
 
     def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:
         """End the terms. If this process had terms and none of its records can arrive any more, release the lock in
-        order; otherwise the caller closes the session, which frees the lock."""
+        order. In all other cases the lock becomes free when the caller closes the session."""
         self._registry.vacate(TermEnd.REVOKED)
         if not last:
             return  # the predecessor may still believe that it leads: the next holder of the lock has to wait too

@@ -1,9 +1,9 @@
 """Detects two pools on the same subscription, or two subscriptions in the same election, and reports the conflict on
-both sides, before either pool deposes the other or waits for ever.  A leader writes its identity beside its epoch
-(column `leader` of `<outbox>_subscriptions`). A process that is about to lead reads that identity. If a living leader
-of another pool has the row, the newcomer writes its own name there and does not begin; the leader finds that name at
-its next check of the row.  A leader counts as alive while its connection for checkpoints is open and was used lately:
-the leader queries every second, and after the loss of a machine its connections stay open for hours.
+both sides, before one pool deposes the other or waits for ever.  A leader writes its identity beside its epoch (column
+`leader` of `<outbox>_subscriptions`). A process that is about to lead reads that identity. If it belongs to a living
+leader of another pool, the process writes its own name into the row and does not begin. The leader finds that name at
+its next check of the row.  A leader counts as alive while its connection for checkpoints is open and was used lately. A
+living leader queries every second, but connections of a lost machine stay open for hours.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class Rivals:
 
     def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
         """Raise PoolConflict if a living leader of another pool has the shard (by default any shard), or if a leader of
-        this election has another subscription. Notify that leader, unless `tell` is false. A leader of this pool with
+        this election has another subscription. If `tell` is true, notify that leader first. A leader of this pool with
         another delivery is only notified and logged."""
         for subscription, led, leader_id, theirs in self._leaders(connection, shard):
             conflict = conflict_on_outbox(self._pool, theirs)
@@ -90,7 +90,8 @@ class Rivals:
         self._execute(connection, _ANNOUNCE, {"shard": shard, "leader": leader})
 
     def hear(self, rival: object) -> None:
-        """Log the process that has written its name as `rival` into the row of this leader, once for each process."""
+        """Log the conflict with the process that has written its name as `rival` into this leader's row, once for each
+        process."""
         theirs = Pool.of_json(rival)
         if theirs is not None and (conflict := conflict_on_outbox(self._pool, theirs)) is not None:
             self._conflicts.log(conflict)

@@ -1,4 +1,4 @@
-"""Leadership of a process that is configured to be alone. Nothing checks that it is."""
+"""Leadership of a process that is configured to run alone. Nothing checks that it runs alone."""
 
 import uuid
 from collections.abc import Collection
@@ -8,8 +8,8 @@ from harvest_lib.leadership.term_registry import ElectedLeadership
 
 
 class Solo(ElectedLeadership):
-    """`Leadership` that leads all shards from start to stop. If a term ends before the stop, a new term follows, as no
-    other process would lead."""
+    """`Leadership` that leads all shards from start to stop. If a term ends before the stop, a new term begins, because
+    no other process would lead."""
 
     def __init__(self, shards: int = 1) -> None:
         super().__init__()

@@ -24,12 +24,12 @@ class TermRegistry:
 
     @property
     def terms(self) -> MappingProxyType[int, Term]:
-        """The terms that were taken and not vacated, by shard. Their leases may have run out."""
+        """The terms that were taken and not vacated: a dictionary from shard to term. Their leases may have run out."""
         return MappingProxyType(self._terms)
 
     def wait(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        """Return the live terms in order of their shards, once they differ from the `known` terms, at the latest after
-        `timeout_seconds`.
+        """Wait until the live terms differ from the `known` terms, for at most `timeout_seconds`. Return the live terms
+        in order of their shards.
 
         Raises the error that ended the election, if any.
         """
@@ -47,7 +47,7 @@ class TermRegistry:
             self._changed.notify_all()
 
     def vacate(self, how: TermEnd, shards: Collection[int] | None = None) -> list[Term]:
-        """End and remove the terms of `shards`, or of all shards, and return them."""
+        """End and remove the terms of `shards`, or of all shards if `shards` is None. Return the removed terms."""
         with self._changed:
             left = [self._terms.pop(shard) for shard in sorted(self._terms) if shards is None or shard in shards]
             for term in left:
@@ -56,10 +56,10 @@ class TermRegistry:
         return left
 
     def run_election(self, election: Callable[[], None], stopping: threading.Event, unexplained: HarvestError) -> None:
-        """Run an election to its end, then fence the remaining terms and store the error that ended the election.
+        """Run an election to its end. Then fence the remaining terms, and store the error that ended the election.
 
-        `wait` raises that error, so that a standby whose election has ended does not look alive. `unexplained` is the
-        error if the election ends without an exception and without a stop.
+        `wait` raises the stored error, so that a standby whose election has ended does not look alive. `unexplained` is
+        stored if the election ends without an exception and without a stop.
         """
         failure: BaseException | None = unexplained
         try:
@@ -96,8 +96,8 @@ class ElectedLeadership:
 
     @property
     def trouble(self) -> str:
-        """Return the trouble that would keep this process from leading; empty if none is known. Any thread may call
-        it."""
+        """Return the trouble that would keep this process from leading; empty if no trouble is known. Any thread may
+        read this property."""
         return ""
 
     def stop(self, timeout_seconds: float) -> None:

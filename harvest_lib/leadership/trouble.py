@@ -1,7 +1,8 @@
-"""Trouble that keeps a member of the pool from proving that it leads. It is reported in the log and in its status.
+"""Trouble that keeps a member of the pool from proving that it leads. It is reported in the log and in the member's
+status.
 
-Each kind of trouble is logged once until the member leads: librdkafka retries by itself, and reports the same error
-each time.
+Each kind of trouble is logged once until the member leads, because librdkafka retries by itself and reports the same
+error after each attempt.
 """
 
 import logging
@@ -29,20 +30,21 @@ _OF_A_REBALANCE = {
 
 
 class Trouble:
-    """The troubles of a member since it last led. A single thread writes them; any thread may read `text`."""
+    """The troubles of a member since it last led. A single thread adds troubles, but any thread may read `text`."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[str, float]] = {}
         self._others: tuple[str, float] | None = None
 
     def note(self, what: str, error: KafkaError, evidence: str = "") -> None:
-        """Note an error of the action `what`, with further evidence, unless the error is no trouble."""
+        """Note an error of the action `what`, with further evidence, if the error is trouble: not of a rebalance or a
+        close."""
         if error.code() not in _OF_A_REBALANCE:
             reason = "; ".join(part for part in dict.fromkeys((error.str(), evidence)) if part)
             self.say(f"{what}:{error.name()}", f"{what}: {reason} ({error.name()})")
 
     def say(self, kind: str, reason: str) -> None:
-        """Note a trouble, and log it unless a trouble of the same `kind` was logged already."""
+        """Note a trouble. Log the trouble if no trouble of the same `kind` was logged before."""
         if kind not in self._said:
             _log.warning("election_troubled", extra={"reason": reason})
         self._said[kind] = (reason, boot_seconds())
@@ -52,7 +54,7 @@ class Trouble:
         self._others = (reason, boot_seconds())
 
     def clear(self) -> None:
-        """Forget the troubles of proving, as the member leads."""
+        """Forget the troubles that were noted by `note` and `say`, because the member leads now."""
         self._said.clear()
 
     @property

@@ -1,4 +1,4 @@
-"""Hands rows from Postgres over to Kafka in C, if the C library was built; otherwise Python does the same work."""
+"""Hands rows from Postgres over to Kafka in C, if the C library was built. Without it Python does the same work."""
 
 from harvest_lib.native.encoded_rows import EncodedRows, Field, Wrapping, encode
 from harvest_lib.native.library import Implementation, implementation

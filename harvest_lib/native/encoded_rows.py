@@ -1,4 +1,4 @@
-"""Encodes rows as JSON in C, in a single pass, and wraps the JSON or packs it as entries of a log. Python makes no
+"""Encodes rows as JSON in C, in a single pass. Wraps the JSON, or packs the JSON as entries of a log. Python makes no
 object for a row.  The JSON equals the output of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value",
 "headers"}`, and the entries of a log equal the output of `harvest_lib.pipeline.commit_log.entry`.
 """
@@ -34,7 +34,7 @@ class Wrapping(NamedTuple):
 
 
 class EncodedRows(Pieces):
-    """The JSON of rows, a piece for each row, and a last piece that is not a row."""
+    """The JSON of rows: one piece for each row, and then one last piece that is not a row."""
 
     __slots__ = ("_library", "_spans", "has_keys", "kinds")
 
@@ -52,13 +52,15 @@ class EncodedRows(Pieces):
         self._library = library
         self._spans = spans
         self.kinds = kinds
-        """A byte for each piece, its kind: for a row the number of its topic, for the last piece the next number."""
+        """The kind of each piece, one byte per piece. The kind of a row is its topic's number. The kind of the last
+        piece is the number after the last topic."""
         self.has_keys = has_keys
-        """True if the key of each row may be wrapped: each key is text, in the same JSON as it has outside of a row."""
+        """True if the key of each row may be wrapped: each key is text, and its JSON in the row equals its JSON outside
+        of a row."""
 
     def wrapped(self, begin: int, end: int, wrappings: Sequence[Wrapping | None]) -> "tuple[Pieces, Array[c_int32]]":
-        """Return the pieces from `begin` to before `end`, each in the wrapping of its kind, and the kinds of the
-        returned pieces. Pieces of a kind without a wrapping are left out."""
+        """Return two values: the pieces from `begin` to before `end`, each in its kind's wrapping, and the kinds of
+        the returned pieces. Pieces of a kind without a wrapping are left out."""
         kinds = self.kinds[begin:end]
         around = sum(
             kinds.count(kind) * (len(each.before) + len(each.after)) for kind, each in enumerate(wrappings) if each
@@ -74,9 +76,9 @@ class EncodedRows(Pieces):
     def packed(
         self, begin: int, end: int, heads: Sequence[tuple[int, int, bytes]], *, offset: int, room: int
     ) -> tuple[bytes, int]:
-        """Return the pieces from `begin` on as entries of a log with offsets from `offset` on, and the number of the
-        entries: as many pieces before `end` as fit into `room` bytes. `heads` has the timestamp, mode and key of each
-        kind."""
+        """Pack the pieces from `begin` to before `end`, while they fit into `room` bytes, as entries of a log with
+        offsets from `offset` on. Return two values: the bytes of the entries, and the number of entries. `heads` has
+        the timestamp, mode and key of each kind."""
         into, written = (c_char * room)(), c_int64()
         of_kinds = (HeadOfKind * len(heads))(
             *(HeadOfKind(key, timestamp, len(key), mode) for timestamp, mode, key in heads)
@@ -89,9 +91,9 @@ class EncodedRows(Pieces):
 
 
 def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
-    """Encode rows, and append the piece `behind` unchanged. Return the encoded rows, and their topics; the index of a
-    topic is its number. Return None if Python has to encode the rows: values are bytes, a row is malformed or too
-    large, there are too many topics, or rows were picked.
+    """Encode rows, and append the piece `behind` unchanged. Return two values: the encoded rows, and the list of their
+    topics, in which the index of a topic is its number. Return None if Python has to encode the rows, because values
+    are bytes, a row is malformed or too large, there are too many topics, or rows were picked.
     """
     library = implementation().library
     if not rows.has_text or rows.picked is not None:

@@ -1,8 +1,8 @@
 """Checks and loads the library in C, and declares its functions.
 
 The library is used if it was built, if psycopg and confluent-kafka are compiled, and if their libpq and librdkafka have
-known versions. It calls functions of the clients' own copies of libpq and librdkafka, which are found through the
-extension module of each client, so that no second copy is loaded.
+known versions. The library calls functions of the clients' own copies of libpq and librdkafka, so that no second copy
+is loaded. These functions are found through the extension module of each client.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ VARIABLE = "HARVEST_IMPL"
 FILE = Path(__file__).with_name("hand_over.so")
 
 _ELF, _ELF_HEADER = b"\x7fELF", Struct("=40xQ10xHH2x")
-"""Fields in the header of a 64-bit ELF file that describe the last table of the file: its offset, the length of an
-entry, and the number of entries."""
+"""Three fields in the header of a 64-bit ELF file describe the file's last table: its offset, the length of an entry,
+and the number of entries."""
 _OLDEST_LIBRDKAFKA, _FIRST_UNKNOWN_LIBRDKAFKA = 0x02000000, 0x03000000
 _OLDEST_LIBPQ = 140000
 _PSYCOPG = {"binary": "psycopg_binary.pq", "c": "psycopg_c.pq"}
@@ -42,13 +42,13 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
 INTERFACE = 5
-"""Number that `harvest_interface` has to return. A library with another number is of an earlier or later build."""
+"""Number that `harvest_interface` has to return. A library that returns another number is from another build."""
 _TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
 MALFORMED = 1_000_000
 """Error of `harvest_send` for a row that the library does not understand."""
 LATE = 1_000_001
-"""Error of `harvest_send` for a row that is not handed over, as its time limit has passed."""
+"""Error of `harvest_send` for a row that is not handed over because the time limit has passed."""
 
 
 class Summary(ctypes.Structure):
@@ -64,7 +64,7 @@ class Summary(ctypes.Structure):
 
 
 class OfTopic(ctypes.Structure):
-    """The number of an error or of a partition, and the topic that it belongs to."""
+    """The number of an error or of a partition, and the topic of the error or partition."""
 
     _fields_ = (("number", c_int32), ("topic", ctypes.c_char * _TOPIC_BYTES))
 
@@ -107,7 +107,7 @@ class NativeTarget(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """The implementation that hands rows over, and why it is used. `library` is None for Python."""
+    """The implementation that hands rows over, and the reason why it is used. `library` is None for Python."""
 
     name: Literal["native", "python"]
     reason: str
@@ -171,7 +171,7 @@ def _load() -> CDLL:
 
 
 def _is_whole(file: Path) -> bool:
-    """Return True if the file of a library is not truncated: to load a truncated library would kill the process."""
+    """Return True if the file of a library is not truncated. Loading a truncated library would kill the process."""
     with file.open("rb") as opened:
         header = opened.read(_ELF_HEADER.size)
     if len(header) < _ELF_HEADER.size or not header.startswith(_ELF):

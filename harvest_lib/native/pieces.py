@@ -59,8 +59,8 @@ class Pieces(Sequence[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class NativeRecords:
-    """Records for a producer. Each has a key, a value, and in `kinds` the index of its topic and timestamp in
-    `targets`."""
+    """Records for a producer. Each record has a key and a value. `kinds` has, for each record, an index in `targets`,
+    which lists topics and timestamps."""
 
     keys: Pieces
     values: Pieces

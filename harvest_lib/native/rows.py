@@ -1,4 +1,4 @@
-"""Rows in the format in which Postgres sent them. Python makes an object only for a row that is read singly."""
+"""Rows in the format in which Postgres sent them. Python makes an object for a row only when the row is read singly."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -26,9 +26,9 @@ _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
-    """View of the rows of a result: from `start` to before `stop`, or of `picked` row numbers in that range. Only the
-    columns of a `Row` count, from the column `first` on. A slice is another view of the same rows. A `Row` object is
-    made each time that a row is read."""
+    """View of rows of a result, from `start` to before `stop`. With `picked`, a list of row numbers, `start` and `stop`
+    are indexes in `picked`. Only the columns of a `Row` count, from the column `first` on. Slices are views of the same
+    result too. A `Row` object is made each time that a row is read."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "picked", "start", "stop")
 
@@ -93,7 +93,8 @@ class NativeRows(RowPage):
         self.stop, self._summary = self.stop - 1, None
 
     def count_up_to(self, record_id: int) -> int:
-        """Return the number of rows with ids up to `record_id`. The rows must ascend by id, and none may be picked."""
+        """Return the number of rows with ids up to `record_id`. The ids of the rows must ascend, and `picked` must be
+        None."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
 
@@ -153,8 +154,9 @@ class NativeRows(RowPage):
 
 
 def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
-    """Return all rows of a statement: native rows if the library is in use and knows the types of the columns, else a
-    list. Only the columns of a `Row` are returned: `first` columns before them, and any columns after, are left out."""
+    """Return all rows of a statement. Return native rows if the library is in use and knows the types of the columns,
+    else a list. Only the columns of a `Row` are returned. The `first` columns of the result, and any columns after the
+    columns of a `Row`, are left out."""
     if not cursor.rowcount:
         return []
     library = implementation().library

@@ -25,7 +25,7 @@ _MOST_PLACES = 256
 
 class NativeSender:
     """The native sender of a producer. The producer must stay open during `send`. The sender's memory in C is freed
-    once the producer is closed and this object is gone."""
+    when the producer is closed and this object is gone."""
 
     def __init__(self, library: CDLL, sender: int) -> None:
         self._library, self._sender = library, sender
@@ -45,13 +45,13 @@ class NativeSender:
         timestamp_ms: int = 0,
         until: float = 0.0,
     ) -> tuple[int, int]:
-        """Hand rows over up to the first row that is not taken. Return the number of rows that were handed over, and
-        the error of the next row: librdkafka's number, `MALFORMED`, `LATE`, or 0 if all were taken.
+        """Hand rows over up to the first row that is not taken. Return two values: the number of rows that were handed
+        over, and the error of the next row (librdkafka's number, `MALFORMED` or `LATE`; 0 if all rows were taken).
 
         `stamp` is the beginning of the record header. With a `producer_id` each record gets a message id, with clocks
-        from `clock` on. All records get the timestamp `timestamp_ms`; 0 leaves it to librdkafka. `MALFORMED` means that
+        from `clock` on. All records get the timestamp `timestamp_ms`; with 0 librdkafka sets it. `MALFORMED` means that
         only Python may understand the row. From `until` on, in boot seconds, rows fail with `LATE`; 0 means no limit.
-        The limit is checked before each row: a process that is frozen past `until` hands over at most one more row.
+        The limit is checked before each row, so a process that is frozen past `until` hands over at most one more row.
         """
         self._require_usable()
         times = timestamp_ms, int(until * 1e9)
@@ -61,7 +61,7 @@ class NativeSender:
         return went, self._error.value
 
     def produce(self, records: NativeRecords, begin: int) -> tuple[int, int]:
-        """Hand records over, from the index `begin` on. Returns as `send` does."""
+        """Hand records over, from the index `begin` on. Return the same two values as `send`."""
         self._require_usable()
         keys, values = records.keys, records.values
         went = self._library.harvest_produce(
@@ -78,8 +78,8 @@ class NativeSender:
             raise RuntimeError("the producer is of the process that was forked")  # its threads may hold locks
 
     def producer_closed(self) -> None:
-        """Note that `close` of the producer has returned, so that no further report comes. After this call, call only
-        the `take_…` methods."""
+        """Note that `close` of the producer has returned, so that no further report comes. After this, call only the
+        `take_…` methods."""
         if not self._is_closed:
             self._is_closed = True
             self._library.harvest_let_go(self._sender)
@@ -135,10 +135,10 @@ def make_with_sender(
     native_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, NativeSender | None]:
     """Make a producer, and its native sender if available. There is no native sender, and Python hands rows over, if
-    `provider` is not confluent-kafka's `Producer`, or if librdkafka cannot load the library. In the latter case the
-    error is raised if HARVEST_IMPL requires the native implementation.
+    the library is not in use, if `provider` is not confluent-kafka's `Producer`, or if librdkafka cannot load the
+    library. If librdkafka cannot load it and HARVEST_IMPL requires the native implementation, the error is raised.
 
-    A producer with a native sender gets `native_settings` too: they are safe only if each record is reported.
+    Only a producer with a native sender gets `native_settings`, because they are safe only if each record is reported.
     """
     chosen = implementation()
     library = chosen.library
@@ -163,7 +163,7 @@ def make_with_sender(
 
 
 def _release_newest(library: Any) -> None:
-    """Free the sender of a producer that could not be made, if there is such a sender. librdkafka does not use it."""
+    """Free the sender of a producer that could not be made, if there is one. librdkafka does not use that sender."""
     if sender := library.harvest_take_newest():
         library.harvest_let_go(sender)
         library.harvest_let_go(sender)
@@ -176,7 +176,7 @@ def _say_unavailable(reason: str) -> None:
 
 
 def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
-    """Close a producer, and tell its sender. Raises the client's errors."""
+    """Close a producer, and tell its sender that the producer is closed. Raises the client's errors."""
     producer.close()
     if sender is not None:
         sender.producer_closed()

@@ -1,7 +1,7 @@
 """Batches of messages of a partition.
 
-A batch is stored in columns. A `Message` object is made only when it is read: to make an object for each pending
-message would cost as much as all other work on that message. Pure.
+A batch is stored in columns. A `Message` object is made only when a message is read. An object for each pending message
+would cost as much as all other work on that message. Pure, no I/O.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from harvest_lib.record.last_read import LastRead
 
 
 class Message(NamedTuple):
-    """A message of a partition. The sequencer uses only its offset and its id."""
+    """A message of a partition. The sequencer uses only the offset and the id of the message."""
 
     offset: int
     id: bytes | None
@@ -29,8 +29,8 @@ def bytes_of(records: Sequence[Any]) -> int:
 
 
 class Batch(Sequence[Message]):
-    """Messages in order of their offsets, stored as the columns `offsets`, `ids` and `records`. `records` has the
-    client's records, for callers that need neither offsets nor ids."""
+    """Messages in order of their offsets, stored as three columns: `offsets`, `ids` and `records`. `records` has the
+    Kafka client's records, for callers that need neither offsets nor ids."""
 
     __slots__ = ("ids", "last", "offsets", "records")
 
@@ -54,9 +54,9 @@ class Batch(Sequence[Message]):
         return held
 
     def last_below(self, offset: int) -> LastRead | None:
-        """Return the identity of the last record below an offset; None if there is no such record or its identity is
-        unknown. The identity lacks the content unless the record is the batch's last: the caller may have changed the
-        content of other records."""
+        """Return the identity of the last record below an offset; None if there is no such record, or if its identity
+        is unknown. The identity includes the content only for the batch's last record, because the caller may have
+        changed the content of other records."""
         number = bisect_left(self.offsets, offset)
         if number == len(self.ids):
             return self.last
@@ -80,7 +80,7 @@ class Batch(Sequence[Message]):
 
 
 class GrowingBatch(Batch):
-    """A batch to which messages are appended. Make it with new lists, as it changes them."""
+    """A batch to which messages are appended. It changes the lists that are passed to it, so pass new lists."""
 
     __slots__ = ()
     offsets: list[int]

@@ -1,4 +1,4 @@
-"""The id of a message: its producer, its number in the order of the producer, and its role in a transaction.
+"""The id of a message: its producer, its number among the producer's messages, and its role in a transaction.
 
 The id is a version 1 UUID of RFC 4122, 16 bytes, in the Kafka header `message-id`:
 
@@ -8,7 +8,7 @@ The id is a version 1 UUID of RFC 4122, 16 bytes, in the Kafka header `message-i
     48 bits   the producer id, in place of the node id
 
 So every reader of UUIDs sees when a message was made. A message with a clock of zero, or with the zero UUID, is not
-sequenced by its sender. Pure: the caller passes the time in.
+sequenced by its sender. Pure, no I/O: the caller passes the time in.
 """
 
 import secrets
@@ -49,7 +49,8 @@ class Flag(IntEnum):
     CONTINUE_TXN = 1
     """The message is pending until its producer acknowledges it."""
     ACK_TXN = 2
-    """The message commits its producer's pending messages up to its own clock, and rolls back messages above that."""
+    """The message is an acknowledgement: it commits its producer's pending messages with clocks up to its own clock,
+    and rolls back pending messages with higher clocks."""
 
 
 class MessageId(NamedTuple):
@@ -80,7 +81,8 @@ def unpack(message_id: bytes) -> MessageId:
 
 
 def parts(message_id: bytes) -> tuple[int, int, int]:
-    """Return producer, clock and flag as a plain tuple: a faster `unpack`, for callers with millions of ids."""
+    """Return producer, clock and flag as a plain tuple. This is a faster `unpack`, for callers with millions of ids.
+    Raises the same error."""
     try:
         low, above, sequence, upper, lower = _HALVES.unpack(message_id)
     except struct.error:
@@ -94,8 +96,8 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
 
 
 _begins: dict[int, int] = {}
-"""Cache: the upper time bits of an id -> the clock for the upper bits and low 32 bits of 0. The upper bits stay the
-same for seven minutes."""
+"""Cache from the upper time bits of an id to the clock with these upper bits and zeros below them. The upper bits stay
+the same for seven minutes."""
 
 
 def _begin(above: int) -> int:
@@ -109,19 +111,19 @@ def _begin(above: int) -> int:
 
 
 def new_producer_id() -> int:
-    """Return a random id for a new publisher. It is marked as a multicast address, as RFC 4122 requires for a random
-    node id."""
+    """Return a random producer id for a new publisher. The id is marked as a multicast address, because RFC 4122
+    requires this for a random node id."""
     return secrets.randbits(_PRODUCER_BITS) | _MULTICAST
 
 
 def clock_at(unix_nanoseconds: int) -> int:
-    """Return the lowest clock for a time."""
+    """Return the lowest clock of a message id for a time."""
     return (unix_nanoseconds + _EPOCH_NANOSECONDS) // 100 << _COUNT_BITS
 
 
 class Clock:
-    """A clock for message ids. It rises with every tick, and jumps to the present time if that is ahead. One thread at
-    a time may use it."""
+    """A clock for message ids. It rises with every tick, and jumps to the present time if the present time is later.
+    One thread at a time may use it."""
 
     def __init__(self, nanoseconds: Callable[[], int]) -> None:
         """`nanoseconds` returns the present time in nanoseconds since 1970."""
@@ -133,7 +135,7 @@ class Clock:
         return self.ticks(1)
 
     def ticks(self, count: int) -> int:
-        """Reserve `count` consecutive values, all above every earlier value. Return the first of them."""
+        """Reserve `count` consecutive values, all above every earlier value. Return the first value."""
         first = max(self._last + 1, clock_at(self._nanoseconds()))
         self._last = first + count - 1
         return first

@@ -1,8 +1,8 @@
-"""Finds runs in a batch of ids: pending messages of a single producer with clocks that rise from message to message.
-Most logs consist of runs, and the sequencer takes a whole run at a time. To unpack each id would cost more than all
-other work on a message. So this module joins the ids of a batch into a single number, and compares every id with the
-next id in a few operations on that number. Pure.  An example: 20 pending messages of producer 1, their acknowledgement,
-and a message of producer 2. When a clock rises by 16, the time in it rises by a unit (100 ns).
+"""Finds runs in a batch of ids. A run consists of pending messages of one producer, with clocks that rise from message
+to message. Most logs consist of runs, and the sequencer takes a whole run at a time. Unpacking each id would cost more
+than all other work on a message. So this module joins the ids of a batch into a single number, and compares every id
+with the next id in a few operations on that number. Pure, no I/O.  An example: 20 pending messages of producer 1, their
+acknowledgement, and a message of producer 2. When a clock rises by 16, the time in it rises by one unit (100 ns).
 
     >>> from harvest_lib.sequencing.message_id import Flag, pack
     >>> ids = [pack(1, 16 * time, Flag.CONTINUE_TXN) for time in range(1, 21)]
@@ -12,8 +12,8 @@ and a message of producer 2. When a clock rises by 16, the time in it rises by a
 
 The steps:
 
-1. An id is 16 bytes: 4 of lower time, 4 of upper time and version, 2 of count and flag, 6 of producer. Within a run
-   only the lower time and the count differ. `_SAME` masks these out.
+1. An id has 16 bytes: 4 for the lower time, 4 for the upper time and the version, 2 for count and flag, 6 for the
+   producer. Within a run only the lower time and the count differ. `_SAME` masks these bits out.
 
     >>> ids[0].hex(" ", 4), ids[1].hex(" ", 4)
     ('00000001 00001000 80010000 00000001', '00000002 00001000 80010000 00000001')
@@ -32,7 +32,7 @@ The steps:
     >>> _rises(ids, b"".join(ids)) == bytes([1] * 19 + [0, 0])
     True
 
-4. `_ends` returns the index after each stretch: a stretch ends between two ids that differ or do not rise.
+4. `_ends` yields the index after each stretch. A stretch ends between two ids that differ or do not rise.
 
     >>> list(_ends(_rises(ids, b"".join(ids)), differs, len(ids)))
     [20, 21, 22]
@@ -50,20 +50,20 @@ from harvest_lib.sequencing.message_id import Flag
 
 _BYTES = 16
 _SAME = bytes.fromhex("00000000 ffffffff c3ff ffffffffffff")
-"""Mask of the bits that are the same within a run: all but the lower half of the time, and the count."""
+"""Mask of the bits that are the same within a run: all bits except the lower half of the time and the count."""
 _KIND = bytes.fromhex("f000 c3ff")
 _PENDING = bytes([0x10, 0, 0x80, Flag.CONTINUE_TXN])
 """Version, variant and flag of a pending id's bytes 6 to 9, masked by `_KIND`."""
 _ONE_IF_ANY = bytes([0]) + b"\1" * 255
 _LEAST_MEAN = 4
-"""Mean length of runs below which it costs less to unpack each id."""
+"""Least mean length of runs. If runs are shorter, unpacking each id costs less."""
 
 
 def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
     """Yield, for each run, the index of its first id and the index after its last id. A run has at least two ids.
 
-    The ids of a run are well-formed, have the same producer and the flag CONTINUE_TXN, and their clocks rise. Yields
-    nothing for a batch in which an id is missing or has another length, or in which runs are short.
+    The ids of a run are well-formed, have the same producer and the flag CONTINUE_TXN, and their clocks rise. Nothing
+    is yielded if an id of the batch is missing or has another length, or if runs are short.
     """
     try:
         joined = b"".join(ids)  # type: ignore[arg-type]  # None is a TypeError
@@ -84,10 +84,10 @@ def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
 
 
 def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
-    """Return a byte for each id but the last: 1 if the lower half of its time is below the next id's, else 0.
+    """Return a byte for each id except the last: 1 if the lower half of the id's time is below the next id's, else 0.
 
-    If all ids rise as bytes, return 1 for each. That includes ids with the same time and a rising count: within a run
-    nothing else differs.
+    If all ids rise when compared as bytes, return 1 for each id. These include ids with the same time and a rising
+    count, because within a run only time and count differ.
     """
     if sorted(ids) == ids and not any(map(eq, ids, ids[1:])):  # at half the cost of extracting the times
         return b"\1" * (len(ids) - 1)
@@ -98,8 +98,8 @@ def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
 
 
 def _masked_differences(joined: bytes) -> bytes:
-    """Return 16 bytes for each pair of neighbours: 1 for each masked byte that differs. All bytes of a pair are 0 if
-    both ids may belong to the same run."""
+    """Return 16 bytes for each pair of neighbours: 1 for a masked byte that differs, 0 for an equal byte. All bytes of
+    a pair are 0 if both ids may belong to the same run."""
     size = len(joined) - _BYTES
     before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
     masked = (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))
@@ -107,7 +107,8 @@ def _masked_differences(joined: bytes) -> bytes:
 
 
 def _ends(rises: bytes, differs: bytes, count: int) -> Iterator[int]:
-    """Yield the index after each stretch of ids that do not differ and rise; the last index is `count`."""
+    """Yield the index after each stretch of ids with no masked difference and rising times. The last index is
+    `count`."""
     end, rises, differs = 0, rises + b"\0", differs + b"\1"  # so that `index` always finds a value
     while end < count:
         end = min(rises.index(0, end), differs.index(1, _BYTES * end) // _BYTES) + 1

@@ -1,11 +1,12 @@
-"""Publishes messages with ids, singly or in a transaction, which readers see only once it is acknowledged.
+"""Publishes messages with ids, singly or in a transaction. Readers see the messages of a transaction after it was
+acknowledged.
 
     publish_uncommitted, … ─► intents ─► (the caller saves them, in its own transaction) ─► acknowledge
 
 Promises
-- Intents are made only once Kafka has every message that they acknowledge, on every in-sync replica. If a caller saves
+- Intents are made only after Kafka has every message that they acknowledge, on every in-sync replica. If a caller saves
   intents and crashes, its successor writes them again. `acknowledge` may be repeated before the first message of the
-  next transaction; after that message, a repetition rolls the message back.
+  next transaction. A repetition after that message rolls the message back.
 - In each partition the messages of the next transaction follow the acknowledgements of this transaction, if the
   acknowledgements were handed over first.
 - Each intent contains the id of its acknowledgement: an acknowledgement that is written again has the same id.
@@ -58,14 +59,14 @@ class Intent:
 
     @classmethod
     def of_json(cls, value: Sequence[Any]) -> "Intent":
-        """Return the intent for a value that `to_json` returned. Raises TypeError or ValueError for any other value."""
+        """Return the intent from a value of `to_json`. Raises TypeError or ValueError for any other value."""
         topic, partition, message_id = value
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
 
 def bounded_queue(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return a producer's settings with a limit for the bytes in its queue, as librdkafka's default is 1 GB. A limit in
-    the user's settings has precedence. The added limit has room for two of the largest messages."""
+    """Return a producer's settings with a limit for the bytes in its queue, because librdkafka's default is 1 GB. A
+    limit in the user's settings takes precedence. The added limit has room for two messages of the largest size."""
     largest = int(str(settings.get("message.max.bytes", _MESSAGE_BYTES)))
     return {"queue.buffering.max.kbytes": max(_QUEUE_KBYTES, 2 * largest // 1024), **settings}
 
@@ -108,7 +109,7 @@ class Publisher:
     def publish_committed(self, topic: str, value: bytes | None, **named: Any) -> None:
         """Publish a message outside of any transaction. `named` may have `key`, `partition` and a list of `headers`.
 
-        Do not mix such messages with uncommitted messages in a partition: this message would roll back uncommitted
+        Do not mix committed and uncommitted messages in a partition: a committed message would roll back uncommitted
         messages before it.
         """
         self._produce(topic, value, self._next_id(Flag.OUTSIDE_TXN), self._sent, **named)
@@ -120,8 +121,8 @@ class Publisher:
         self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), on_delivery, about=about, **named)
 
     def intents(self) -> list[Intent]:
-        """End the transaction: wait until Kafka has all of its messages. Return an intent for each partition with such
-        messages.
+        """End the transaction: wait until Kafka has all of its messages. Return an intent for each partition that has
+        messages of the transaction.
 
         Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused. After an error the publisher cannot be used.
         """
@@ -148,7 +149,7 @@ class Publisher:
 
     @property
     def refusal(self) -> str:
-        """Return why Kafka has refused a message permanently; an empty string if it has refused none."""
+        """Return why Kafka has refused a message permanently; an empty string if Kafka has refused no message."""
         return self._error.str() if self._error is not None and self._error.code() in _NEVER_TAKEN else ""
 
     def _failed(self) -> Exception:

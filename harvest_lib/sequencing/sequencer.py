@@ -1,4 +1,4 @@
-"""Returns the committed messages of a partition: each message once, and only when its sender commits it.
+"""Returns the committed messages of a partition: each message once, and only after its sender has committed it.
 
     message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
                CONTINUE_TXN ─► held in the ring ─┐
@@ -14,13 +14,13 @@ Promises
   producers have pending messages.
 - All messages that an acknowledgement commits are returned together.
 - The ring holds at most `ring` pending messages, with at most `ring_bytes` bytes of values. If the ring is full, the
-  transaction that began first is released from it, and is read again from the log once it is acknowledged.
-- `offset` and `states` between two calls of `take` are all that another sequencer needs to continue. `last` shows
+  transaction that began first is released from the ring, and is read again from the log when it is acknowledged.
+- Another sequencer needs only `offset` and `states`, read between two calls of `take`, to continue. `last` shows
   whether the log is still the same.
 
-A limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends some of its
-messages again under new ids. The sequencer returns these messages (`out_of_order` counts such acknowledgements): no
-message is lost, but delivery is at least once until the producer has caught up. Pure, no I/O.
+A limit: a producer that acknowledges with an earlier clock than before has lost its own progress, and sends some of its
+messages again under new ids. The sequencer returns these messages, and counts such acknowledgements (`out_of_order`).
+No message is lost, but delivery is at least once until the producer has caught up. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ Committed: TypeAlias = Sequence[Message]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerState:
     """State of a producer. `acknowledged`: the clock of its last committed message or acknowledgement. `begin`: the
-    offset of its first pending message, -1 if it has none. `newest`: the clock of its newest message."""
+    offset of its first pending message, -1 without pending messages. `newest`: the clock of its newest message."""
 
     producer: int
     acknowledged: int
@@ -63,12 +63,12 @@ class Replay:
     begin: int
     end: int
     after: int
-    """Messages at or below this clock were committed before."""
+    """Messages with clocks up to this clock were committed before."""
     through: int
-    """Messages above this clock were rolled back."""
+    """Messages with higher clocks were rolled back."""
 
     def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield the committed messages of the transaction from `messages` of the log, in order of their offsets."""
+        """Yield the committed messages of the transaction, in order of their offsets. `messages` are from the log."""
         last = self.after
         for message in messages:
             if message.id is None or not self.begin <= message.offset < self.end:
@@ -76,7 +76,7 @@ class Replay:
             try:
                 producer, clock, flag = parts(message.id)
             except MalformedId:
-                continue  # it was returned when it was first seen
+                continue  # such a message was returned when it was first seen
             if producer == self.producer and flag == _CONTINUE and clock > last:
                 last = clock
                 if clock <= self.through:
@@ -84,7 +84,7 @@ class Replay:
 
 
 class _Producer:
-    """State of a producer. `held` has its pending messages; None if they have to be read again."""
+    """State of a producer. `held` has its pending messages; None if it has none, or if they have to be read again."""
 
     __slots__ = ("ack", "acknowledged", "begin", "held", "held_bytes", "newest")
 
@@ -109,22 +109,22 @@ class Sequencer:
         ring_bytes: int = RING_BYTES,
         last: LastRead | None = None,
     ) -> None:
-        """Continue from the position of a checkpoint: `offset`, `states`, and the record `last` before `offset`. `ring`
-        (at least 1) limits the number of pending messages in memory, `ring_bytes` the bytes of their values."""
+        """Continue from a checkpoint's position: `offset`, `states`, and `last`, the record before `offset`. `ring` (at
+        least 1) limits the number of pending messages in memory. `ring_bytes` limits the bytes of their values."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
-        """The offset of the next message to take. Every earlier message was processed, or is pending."""
+        """The offset of the next message to take. Every message before this offset was processed, or is pending."""
         self.held = 0
         """Number of pending messages in the ring."""
         self.held_bytes = 0
         """Bytes of the values of the messages in the ring."""
         self.duplicates = 0
-        """Number of messages that were dropped, as they had been seen before."""
+        """Number of messages that were dropped because they had been seen before."""
         self.rolled_back = 0
         """Number of messages in the ring that were rolled back."""
         self.malformed = 0
-        """Number of messages that were returned though their id was unreadable or their flag unknown."""
+        """Number of messages with an unreadable id or an unknown flag. These messages were returned."""
         self.empty = 0
         """Number of acknowledgements of a producer without pending messages."""
         self.out_of_order = 0
@@ -150,12 +150,13 @@ class Sequencer:
         ]
 
     def pass_over(self, offset: int) -> None:
-        """Continue at an offset: every message before it was taken, and the offsets between have no message."""
+        """Continue at `offset`. Every message before `offset` was taken: the offsets that are skipped have no
+        message."""
         self.offset = max(self.offset, offset)
 
     @property
     def last(self) -> LastRead | None:
-        """Return the identity of the last record below `offset`; None before the first record of a batch."""
+        """Return the identity of the last record below `offset`; None if no such record is known."""
         return self._batch.last_below(self.offset) or self._last
 
     @property
@@ -166,8 +167,8 @@ class Sequencer:
     def prune(self, before: int) -> int:
         """Forget producers without a message since the clock `before`. Return the number of forgotten producers.
 
-        Pending messages of such a producer are discarded: a transaction has to continue before its producer is
-        forgotten. If it continues later, its further messages count as another transaction.
+        Pending messages of such a producer are discarded. If the producer continues its transaction after that, the
+        further messages count as another transaction.
         """
         old = [producer for producer, each in self._producers.items() if each.newest < before]
         for producer in old:
@@ -191,8 +192,8 @@ class Sequencer:
         yield from self._take(messages[done:])
 
     def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
-        """Put the messages of a run after its first message into the ring, as far as there is room. Return the index
-        after the last message put there. `begin` and `end` are indexes in the batch."""
+        """Put the messages of a run, except the first message, into the ring, while the ring has room. Return the index
+        after the last message that was put there. `begin` and `end` are indexes in the batch."""
         known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
         first = messages.offsets[begin - 1]
         if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
@@ -276,15 +277,15 @@ class Sequencer:
             self._holding.pop(producer, None)
 
     def _settle(self, producer: int, known: _Producer, clock: int) -> None:
-        """Clear the producer's pending messages, and set its clock: further messages up to this clock count as
-        repetitions."""
+        """Clear the producer's pending messages, and set the producer's clock. Later messages with clocks up to this
+        clock count as repetitions."""
         self._let_go(producer, known)
         known.acknowledged = known.newest = clock
         known.begin = _NOTHING
 
     def _acknowledge(self, offset: int, producer: int, known: _Producer, clock: int) -> Committed | Replay | None:
         begin, after, newest, held = known.begin, known.acknowledged, known.newest, known.held
-        if clock < after and clock == known.ack:  # written again, after messages outside of any transaction
+        if clock < after and clock == known.ack:  # a repetition after messages outside of any transaction
             self._settle(producer, known, after)
             self.rolled_back += len(held or ())
             return None
