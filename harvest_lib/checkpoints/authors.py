@@ -1,8 +1,8 @@
-"""The leaders that may have written the checkpoint of a shard in Kafka, and the `origin` of checkpoints.
+"""The possible authors of a shard's checkpoint in Kafka, and the `origin` of checkpoints.
 
 The origin of a checkpoint identifies its author: the outbox's identity, the subscription, the leader and its epoch. The
-subscription's row in Postgres lists the last leader that saved a checkpoint and all later leaders. So a checkpoint in
-Kafka that any other leader has written is detected.
+subscription's row in Postgres lists the last leader that saved a checkpoint, and all later leaders. So a checkpoint in
+Kafka by any other leader is detected.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from harvest_lib.outbox.identity import OutboxIdentity
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
-"""Maximum number of leaders in the row, and, when the author of Kafka's checkpoint is known, after that author."""
+"""Two maximum numbers of leaders in the row: of all leaders, and of leaders after the author of Kafka's checkpoint."""
 
 
 class Authors:
-    """The possible authors of a shard's checkpoints, as far as the shard's leader has read them."""
+    """The possible authors of a shard's checkpoints, as this process has read them from the shard's row."""
 
     def __init__(self) -> None:
         self.identity: OutboxIdentity | None = None
         """The outbox's identity; None if the identity is not checked."""
         self.leaders: dict[str, str] = {}
-        """Leader ids by epoch: the last leader that saved a checkpoint, and all later leaders up to the current one."""
+        """The leader id of each epoch, from the last leader that saved a checkpoint up to the current leader."""
         self._origin: dict[str, Any] = {}
 
     @property
@@ -32,8 +32,8 @@ class Authors:
         return self._origin
 
     def read(self, saved: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
-        """Read leaders and origin from the row's checkpoint `saved`. `epoch` and `leader_id` are of the row's last
-        leader, which is added."""
+        """Read leaders and origin from `saved`, the row's checkpoint. Then add the row's last leader, given by `epoch`
+        and `leader_id`."""
         self.leaders = dict(saved.get("leaders", {}))
         self._origin = {"was": saved["was"]} if saved.get("was") else {}
         if leader_id is not None:
@@ -50,8 +50,8 @@ class Authors:
         self._origin |= more
 
     def forget_before(self, record: Mapping[str, Any]) -> bool:
-        """Remove the leaders before the author of Kafka's checkpoint: they cannot write a later checkpoint. Return
-        False if no leader was removed."""
+        """Remove the leaders before the author of Kafka's checkpoint, since these leaders cannot write a later
+        checkpoint. Return False if no leader was removed."""
         author = str(record.get("epoch"))
         if author not in self.leaders or self.leaders[author] != record.get("leader_id"):
             return False
@@ -62,17 +62,17 @@ class Authors:
         return is_longer
 
     def listed(self) -> Mapping[str, Any]:
-        """Return the list of leaders for the row. If it would be too long, it has only the first and last leaders."""
+        """Return the leaders to list in the row. If there are too many, return only the first and the last leaders."""
         if len(self.leaders) > _MOST_LEADERS:
             # A leader that delivers has read Kafka's checkpoint, and removed most leaders before the checkpoint's
-            # author. So the author is among the first.
+            # author. So the author is among the first leaders.
             listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
         return {"leaders": self.leaders}
 
     def saved(self, checkpoint: OutboxCheckpoint) -> Mapping[str, Any]:
-        """Return the fields of a saved checkpoint: this leader's origin, and as `leaders` this leader and the
-        checkpoint's author. The author may be another leader, whose checkpoint is still the last in Kafka."""
+        """Return the fields to add to a checkpoint that is saved: this leader's origin; and `leaders`, with this leader
+        and the checkpoint's author. The author is another leader if that leader wrote the last checkpoint in Kafka."""
         if not self._origin:
             return {}
         authors = [each for each in (checkpoint.origin, self._origin) if {"epoch", "leader_id"} <= each.keys()]

@@ -1,7 +1,8 @@
 """Choice of the valid checkpoint: the checkpoint in Kafka, or its mirror in Postgres. Pure, except for its callbacks.
 
 Promises
-- A checkpoint of another outbox is never chosen, even if all names are equal. Nor is a record without an outbox.
+- A checkpoint of another outbox is never chosen, even if all names are equal. A record that does not identify its
+  outbox is not chosen either.
 - A checkpoint that no leader of this subscription and shard can have written is never chosen: a checkpoint with an
   epoch that Postgres did not assign, a leader that Postgres has not recorded, a future generation, or an invalid
   position.
@@ -28,12 +29,12 @@ _GENERATION_SLACK_SECONDS = 86_400
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChoice:
     """Chooses between a checkpoint in Kafka and `mirror`, the checkpoint in Postgres. `outbox` is the name of database
-    and table, for errors. `identity` is None if the outbox's identity is not checked. `leaders` are the leader ids that
-    Postgres has recorded, by epoch."""
+    and table, for errors. `identity` is None if the outbox's identity is not checked. `leaders` maps each epoch to the
+    leader id that Postgres has recorded for the epoch."""
 
     mirror: OutboxCheckpoint
     place: str
-    """Text for errors that describes where the checkpoint in Kafka is."""
+    """Text that describes the location of the checkpoint in Kafka, for errors."""
     outbox: str
     identity: OutboxIdentity | None = None
     subscription: str = ""
@@ -43,21 +44,21 @@ class CheckpointChoice:
     """The current timeline of the server; None if unknown."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     difference: Callable[[Mapping[str, Any]], str] = lambda _record: ""
-    """Function that compares a checkpoint's outbox with this outbox. It returns what differs, `server` or `table`, or
-    an empty text."""
+    """Function that compares a checkpoint's outbox with this outbox. It returns `server` or `table` if they differ in
+    this, and an empty text if they are the same outbox."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The current group, topic name and topic id, under which checkpoints are written to Kafka."""
 
     def owns(self, record: Mapping[str, Any]) -> bool:
-        """Return True if a checkpoint in Kafka belongs to this outbox. An earlier identity of the outbox counts too, if
-        an operator has confirmed it."""
+        """Return True if a checkpoint in Kafka belongs to this outbox. A checkpoint with an earlier identity of the
+        outbox counts too, if an operator has confirmed that identity."""
         return record.get("identity") in self.mirror.origin.get("was", ()) or not self.difference(record)
 
     def judge(self, record: Mapping[str, Any]) -> str:
-        """Return why no leader of this subscription and shard can have written a checkpoint; empty if one may have.
+        """Return why a checkpoint cannot come from a leader of this subscription and shard; empty if it can.
 
-        Some checkpoints are not judged here: checkpoints of another outbox or generation, which `newest` handles, and
-        checkpoints that the mirror has superseded.
+        Two kinds of checkpoints are not judged here: checkpoints of another outbox or generation, which `newest`
+        handles, and checkpoints that the mirror has superseded.
         """
         mirror = self.mirror
         if self.identity is not None and "identity" not in record:
@@ -94,9 +95,9 @@ class CheckpointChoice:
     def newest(self, record: Mapping[str, Any] | None) -> OutboxCheckpoint:
         """Return the valid checkpoint of the subscription: the record in Kafka, or the mirror in Postgres.
 
-        The record in Kafka is valid, unless the subscription has since been rewound, or delivered without transactions.
-        Raises CheckpointError if Kafka's checkpoint belongs to another outbox, or if it is missing or older than the
-        mirror: Kafka has then lost records.
+        The record in Kafka is valid, unless the subscription was later rewound, or delivered without transactions.
+        Raises CheckpointError if Kafka's checkpoint belongs to another outbox, or has a higher generation than the
+        mirror. Also raises CheckpointError if Kafka has lost it: it is missing, or older than the mirror.
         """
         if record is not None:
             self.check_outbox(record)
@@ -117,13 +118,14 @@ class CheckpointChoice:
         return replace(theirs, kept_in="kafka")
 
     def check_witness(self, record: Mapping[str, Any]) -> None:
-        """Raise ServerRegressed if the row's witness, its number of writes, is lower than in a checkpoint in Kafka.
+        """Raise ServerRegressed if the row's witness (its number of writes) is lower than in a checkpoint in Kafka.
 
-        The row then went back to an earlier time, together with its server. Later writes to the outbox cannot hide it.
+        A lower witness shows that the server, and the row with it, was restored to an earlier time. Later writes to the
+        outbox cannot hide that.
         """
         number, theirs, ours = record["number"], OutboxCheckpoint.of_json(record).witness, self.mirror.witness
         if self.mirror.kept_in != "kafka" and number <= self.mirror.number:
-            return  # the record is not valid: the subscription was delivered without transactions since
+            return  # the record is not valid: after it, the subscription was delivered without transactions
         if self.mirror.position is None or record["generation"] != self.mirror.generation or theirs <= ours:
             return  # a row that was created again is detected by its list of leaders
         raise ServerRegressed(
@@ -134,8 +136,8 @@ class CheckpointChoice:
         )
 
     def _behind(self, theirs: OutboxCheckpoint | None) -> CheckpointError:
-        """Return the error for a checkpoint in Kafka that is older than its mirror, or missing. The error names the
-        cause: another configured name, a recreated topic, or lost records."""
+        """Return the error to raise if the checkpoint in Kafka is missing, or older than its mirror. The error names
+        the cause: another configured name, a recreated topic, or lost records."""
         mirror = self.mirror
         numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
         before, now = mirror.origin.get("kafka", {}), self.written_under
@@ -164,7 +166,7 @@ class CheckpointChoice:
         )
 
     def check_outbox(self, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError unless a checkpoint belongs to this outbox, see `owns`."""
+        """Raise CheckpointError if a checkpoint does not belong to this outbox: see `owns`."""
         if not self.owns(record):
             raise CheckpointError(
                 f"{self.place} belongs to another outbox: two configurations share a name",

@@ -40,17 +40,17 @@ from harvest_lib.source.server_identity import timeline
 _log = logging.getLogger(__name__)
 
 _MARKERS_SECONDS = 5.0
-"""Longest wait for the markers that end a transaction. Kafka writes them within milliseconds after its decision."""
+"""Longest wait for the markers that end a transaction. Kafka writes them milliseconds after the commit or abort."""
 _ANSWER_SECONDS = 2.0
-"""Timeout of an attempt. A stop waits for the current attempt; an attempt that takes longer is repeated."""
+"""Timeout of a request to Kafka. A stop waits for the current request. A request that times out is repeated."""
 
 _CATCH_UP_SECONDS = 5.0
 """Time after which a broker that has just restarted has the metadata of all topics."""
 _AGAIN_SECONDS = 0.2
 
 _VOUCH_SECONDS = 0.2
-"""Longest time between the last write of the row and the commit of a transaction. So the row shows whether the server
-was restored to an earlier time."""
+"""If the row's last write is older than this, the row is written again before a checkpoint is sent to Kafka. So the row
+shows whether the server was restored to an earlier time."""
 
 
 class KafkaStore(PostgresCheckpointStore):
@@ -98,11 +98,12 @@ class KafkaStore(PostgresCheckpointStore):
         return newest
 
     def _refuse_hidden(self) -> None:
-        """Wait until consumers of committed records can read the shard's whole partition, else raise CheckpointError.
+        """Wait until consumers of committed records can read the shard's whole partition.
 
-        When a leader has begun, all transactions of harvesters have ended, and no other program writes to the
-        partition. So a transaction that is still open *hangs*: Kafka failed to end it, and never will. Its checkpoint
-        may be the valid one: without it, records that are in Kafka would be sent again.
+        Raises CheckpointError if a transaction in the partition hangs. When a leader has begun, all transactions of
+        harvesters have ended, and no other program writes to the partition. So a transaction that is still open
+        *hangs*: Kafka failed to end it, and never will. It may contain the valid checkpoint. If the leader continued
+        from an earlier checkpoint, records that are in Kafka would be sent again.
         """
         place = self._place
         if self._is_placed:  # an operator has rewound the subscription, perhaps because of this error
@@ -141,9 +142,10 @@ class KafkaStore(PostgresCheckpointStore):
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
     def refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the checkpoint in Kafka belongs to another outbox. With `lost`, also raise it if
-        Kafka has no checkpoint, but the mirror is a copy of one. Raise ServerRegressed if the server lacks records
-        before the checkpoint in Kafka. This check fences no leader."""
+        """Raise CheckpointError if the checkpoint in Kafka belongs to another outbox. With `lost`, also raise
+        CheckpointError if Kafka lacks the checkpoint of which the mirror is a copy. Raise ServerRegressed if the server
+        lacks records before the checkpoint in Kafka. With `tell`, store that reason in the row. This check fences no
+        leader."""
         mirror, place = self._checkpoints.look(), self._place
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
         found: Sequence[TopicRecord] = ()
@@ -160,8 +162,9 @@ class KafkaStore(PostgresCheckpointStore):
             choice.newest(None)
 
     def _find_surely(self, choice: CheckpointChoice) -> Sequence[TopicRecord]:
-        """Read Kafka's checkpoints, and query again before a missing topic is reported as a loss. Raises
-        KafkaUnavailable if the controller has the topic and only a broker does not; else TopicMissing."""
+        """Read Kafka's checkpoints. If the topic seems to be missing, query the controller, and read again for up to
+        `_CATCH_UP_SECONDS`. Then raise KafkaUnavailable if the controller has the topic and only a broker lacks it;
+        else raise TopicMissing."""
         deadline = Deadline(_CATCH_UP_SECONDS)
         while True:
             try:
@@ -180,7 +183,7 @@ class KafkaStore(PostgresCheckpointStore):
 
     def _refuse_regressed(self, record: Mapping[str, Any], *, tell: bool) -> None:
         """Raise ServerRegressed or CheckpointError if the row or the server is older than a checkpoint in Kafka. The
-        row is read after the checkpoint, since a leader may be alive and writing both."""
+        row is read after the checkpoint, since a live leader may be writing both."""
         choice, theirs = self._choice(self._checkpoints.look()), OutboxCheckpoint.of_json(record)
         if theirs.generation != choice.mirror.generation:
             return
@@ -211,8 +214,8 @@ class KafkaStore(PostgresCheckpointStore):
             raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
-        """Return the last checkpoint in Kafka, or None. If no leader of this subscription can have written it, raise
-        CheckpointError; if an operator has set the mirror, skip it instead."""
+        """Return the last checkpoint in Kafka, or None. If it cannot come from a leader of this subscription, raise
+        CheckpointError. But if an operator has set the mirror, return the last valid checkpoint instead."""
         found = self._find(choice, to_sound=self._is_placed)
         if not found:
             return None
@@ -254,8 +257,8 @@ class KafkaStore(PostgresCheckpointStore):
         )
 
     def _refuse_shared(self, choice: CheckpointChoice, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError for a record with another key if it belongs to another outbox, or to another group and
-        subscription with the same default topic. A renamed subscription of this group may still use its topic."""
+        """Raise CheckpointError if a record with another key belongs to another outbox, or to another group and
+        subscription with the same default topic. A renamed subscription of this group may continue to use its topic."""
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
         is_one_name = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
@@ -303,8 +306,9 @@ class KafkaStore(PostgresCheckpointStore):
         return was_written
 
     def encode(self, checkpoint: OutboxCheckpoint) -> bytes | None:
-        """Return a checkpoint's record for the transaction of its batch. First write the row, if `_VOUCH_SECONDS` have
-        passed. Return None if that is refused: another leader leads, or the subscription was rewound."""
+        """Return a checkpoint as the record to send in the transaction of its batch. First write the row, if its last
+        write is `_VOUCH_SECONDS` old. Return None if that write is refused because another leader leads, or because the
+        subscription was rewound."""
         if not self._vouch():
             return None
         checkpoints = self._checkpoints

@@ -1,10 +1,9 @@
-"""Refusals: evidence that the server lacks records before a checkpoint, found by a check and stored in the row.
+"""Refusals: evidence, stored in a subscription's row, that the server lacks records before the checkpoint.
 
 After a restore, transaction ids and record ids are reused for other records, and a harvester that continued would skip
-them. The evidence can disappear: if the WAL or the transaction ids end before the checkpoint, writers continue, and
-both soon exceed it. So the first process that finds the evidence stores it in the subscription's row. Each later
-process is refused because of the stored evidence, until an operator rewinds the subscription: this replaces the row's
-checkpoint.
+these records. The evidence can disappear: if the server's WAL or its transaction ids end before the checkpoint, writers
+soon advance both past the checkpoint. So the first process that finds the evidence stores it in the row. The stored
+evidence refuses each later process, until an operator rewinds the subscription and so replaces the row's checkpoint.
 """
 
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ def check_server(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: OutboxCheckpoint, subscription: str
 ) -> None:
     """Raise ServerRegressed or CheckpointError if the server lacks records before `checkpoint`, or if an earlier check
-    has stored that it does. `saved` is the checkpoint in the row, as JSON."""
+    has stored a refusal of `checkpoint`. `saved` is the checkpoint in the row, as JSON."""
     if (refusal := saved.get(FIELD)) and _names(refusal, checkpoint):
         raise ServerRegressed(
             refusal["cause"],
@@ -94,7 +93,7 @@ def _names(refusal: Mapping[str, Any], checkpoint: OutboxCheckpoint) -> bool:
 
 
 def _transactions(position: Mapping[str, Any]) -> int:
-    """Return a transaction id that the server had reached when the position was made."""
+    """Return a transaction id that the server had reached when the position was made; 0 if the position has none."""
     if "transaction_id" in position:
         return int(position["transaction_id"])
     snapshot = position.get("cur") or position.get("prev")

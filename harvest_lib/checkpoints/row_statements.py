@@ -33,7 +33,7 @@ SELECT epoch, leader_id, checkpoint, generation FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
-# The condition on the witness is here as in SAVE, because a statement of a lost connection may still arrive, and must
+# Like SAVE, this statement compares the witness, because a statement of a lost connection may still arrive, and must
 # not undo later statements.
 VOUCH = """
 UPDATE {table} SET checkpoint = checkpoint || %(witness)s, updated_at = now()
@@ -53,5 +53,5 @@ SELECT generation, until::text, checkpoint FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
 RIVAL = ", leader -> 'rival'"
-# The statements above compare the leader id besides the epoch, since a row that was removed and created again has the
-# same epochs again.
+# The statements above compare the leader id in addition to the epoch, since the epochs of a row begin again if the row
+# is removed and created again.

@@ -8,13 +8,13 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 
 class CheckpointStore(Protocol):
-    """Store of the checkpoints of a subscription's shard. `kept_in` says where checkpoints are: `postgres` or
-    `kafka`."""
+    """Store of the checkpoints of a subscription's shard. `kept_in` is the server that contains the checkpoints:
+    `postgres` or `kafka`."""
 
     kept_in: str
     keeps_positions: bool
-    """False if the outbox alone shows which records are delivered, because they are purged: then no positions are
-    stored."""
+    """True if positions are stored. False if delivered records are purged: the outbox itself then shows which records
+    remain."""
 
     @property
     def epoch(self) -> int | None:
@@ -22,7 +22,7 @@ class CheckpointStore(Protocol):
         ...
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
-        """Raise the epoch, which fences the previous leader. If another leader has raised the epoch since it was
+        """Raise the epoch, which fences the previous leader. If another leader has raised the epoch above
         `after_epoch`, nothing changes, and this leader is fenced. Raises DatabaseUnavailable."""
         ...
 
@@ -32,8 +32,8 @@ class CheckpointStore(Protocol):
         ...
 
     def load(self) -> OutboxCheckpoint:
-        """Return the last checkpoint. Call this after the delivery has begun: then no other leader can add a
-        checkpoint. Consumers can see all records before the checkpoint. Raises KafkaUnavailable or
+        """Return the last checkpoint. Consumers can see all records before it. Call this only after the delivery has
+        begun, because from then on no other leader can add a checkpoint. Raises KafkaUnavailable or
         KafkaAccessDenied."""
         ...
 

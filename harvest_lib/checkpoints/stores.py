@@ -20,7 +20,7 @@ written, because their topic is missing or refuses them. Raises KafkaUnavailable
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
-"""Time between two attempts to write pending acknowledgements: their topic may exist by then, or accept them."""
+"""Time between two attempts to write pending acknowledgements, whose topic is missing or refuses them."""
 _LEAP = 1_000_000_000
 
 
@@ -31,7 +31,8 @@ class PostgresCheckpointStore:
     keeps_positions = True
 
     def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
-        """`acknowledge` writes acknowledgements that an earlier leader, with any delivery, may not have written."""
+        """`acknowledge` writes the acknowledgements in the row that an earlier leader may not have written to Kafka.
+        This applies to each delivery, since the earlier leader may have had another delivery."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
         self._pending: Sequence[Sequence[Any]] = ()  # acknowledgements that could not be written yet
@@ -88,8 +89,8 @@ class PurgeStore:
     storing a checkpoint.
 
     It stores nothing, since other processes of the pool may be goharvest. It fences no former leader. With the delivery
-    `barrier`, a former leader's queue expires within the session timeout; with `pipelined`, topics must reject late
-    records.
+    `barrier`, the records in a former leader's queue expire within the session timeout. With `pipelined`, topics must
+    reject late records.
     """
 
     kept_in = "postgres"
@@ -122,7 +123,7 @@ class IntentStore(PostgresCheckpointStore):
 
     def load(self) -> OutboxCheckpoint:
         checkpoint = self._checkpoints.renew()
-        if checkpoint is None:  # fenced: the new leader writes the acknowledgements; `leadership_status` reports it
+        if checkpoint is None:  # fenced, as `leadership_status` reports: the new leader writes the acknowledgements
             return self._mirror
         self._mirror = checkpoint
         return super().load()
@@ -132,8 +133,8 @@ class IntentStore(PostgresCheckpointStore):
         return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
 
     def ask_again(self) -> bool:
-        """Try to write pending acknowledgements again, if `_ASK_SECONDS` have passed. Return False if the result could
-        not be saved."""
+        """Try to write pending acknowledgements again, if `_ASK_SECONDS` have passed since the last attempt. Return
+        False if the remaining acknowledgements could not be saved."""
         is_due = bool(self._pending) and boot_seconds() >= self._ask_at
         return not is_due or self.save_pending(self._mirror, ())
 

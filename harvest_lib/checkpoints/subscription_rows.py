@@ -17,8 +17,8 @@ _KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(sub
 
 
 def lock_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, name: str) -> bool:
-    """Lock all rows of a subscription until the end of the transaction: no process can begin to lead, rewind, move or
-    reshard it. Return False if there is no row to lock. `table` is the table of subscriptions."""
+    """Lock all rows of a subscription until the end of the transaction. Until then, no process can begin to lead,
+    rewind, move or reshard it. Return False if it has no row. `table` is the table of subscriptions."""
     locked = connection.execute(sql.SQL(_LOCK).format(table=in_statement(table)), {"subscription": name})
     return locked.fetchone() is not None
 

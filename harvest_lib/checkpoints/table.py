@@ -2,14 +2,14 @@
 
 Promises
 - Epochs fence: a leader first raises the row's epoch, and only the leader with the current epoch can save. If a fenced
-  leader saves, nothing changes, and the save reports it.
+  leader saves, nothing changes, and the save returns False.
 - A checkpoint never goes backwards within a generation: checkpoints are numbered, and a lower number is refused.
 - A rewind raises the generation, and a leader's save with the previous generation is refused. The epoch does not
   change: the leader still leads, and `leadership_status` makes it continue from the new position.
 - No process leads a subscription whose shards or source differ from the configuration, or whose checkpoint belongs to
-  another outbox: it gets a CheckpointError before it raises an epoch.
-- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka contains a witness that was on disk
-  before. So a row with a lower witness was restored to an earlier time, together with its server.
+  another outbox: the process gets a CheckpointError before it raises an epoch.
+- Each save and each `vouch` raises the row's witness. A checkpoint in Kafka contains a witness that was already on
+  disk. So if the row has a lower witness, the row and its server were restored to an earlier time.
 - A checkpoint identifies its author: the outbox's identity, the subscription, the leader and its epoch. The row lists
   the last leader that saved and all later leaders.
 - A save is on disk when it returns.
@@ -44,11 +44,11 @@ from harvest_lib.source.filters import Subscription
 _NO_EPOCH = -1
 """The epoch of a process that does not lead. It is lower than all epochs of leaders."""
 _SHARDS = 2**31 - 1
-"""Number of (negative) shard numbers that a rehearsal chooses from."""
+"""Number of shard numbers, all negative, from which a rehearsal chooses one at random."""
 
 
 class LeadershipStatus(enum.Enum):
-    """The status of a leader, and what has changed since its last check."""
+    """The status of a leader, and whether its subscription was changed since the leader's last check."""
 
     LEADS = "leads"
     MOVED = "moved"
@@ -71,7 +71,7 @@ class CheckpointTable:
         outbox: sql.Identifier | None = None,
         rivals: Rivals | None = None,
     ) -> None:
-        """`outbox` is the table to which the checkpoints must belong; `rivals` detects other pools."""
+        """`outbox` is the outbox to which the checkpoints must belong. `rivals` detects other pools."""
         self._conninfo = conninfo
         self._outbox = outbox
         self.authors = Authors()
@@ -87,7 +87,7 @@ class CheckpointTable:
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id: UUID | None = None
         self._tried: set[UUID] = set()
-        """Leader ids with which this process may have raised the epoch since the last answer of the database."""
+        """Leader ids with which this process has tried to raise the epoch since the database last answered."""
         self._generation = self._epoch = 0
         self._until: str | None = None
         self._saved: Mapping[str, Any] = {}  # the row's checkpoint at the last read, as JSON
@@ -97,9 +97,9 @@ class CheckpointTable:
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> OutboxCheckpoint:
         """Raise the epoch, which fences the previous leader, and return the subscription's checkpoint.
 
-        If another leader has raised the epoch since it was `after_epoch`, nothing changes, and `leadership_status`
-        reports that this leader is fenced. Raises CheckpointError if the subscription has another number of shards or
-        another source, and PoolConflict if a leader of another pool leads it.
+        If another leader has raised the epoch above `after_epoch`, nothing changes, and `leadership_status` reports
+        that this leader is fenced. Raises CheckpointError if the subscription has another number of shards or another
+        source, and PoolConflict if a leader of another pool leads it.
         """
         subscription = self.subscription
         values = {
@@ -173,10 +173,10 @@ class CheckpointTable:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Run a leader's statements on a shard that does not exist, and then the `with` block; finally roll all back.
+        """Run a leader's statements on a shard that does not exist, then the `with` block, and roll everything back.
 
-        Raises DatabaseAccessDenied if Postgres refuses a statement. Without this check, a leader would later wait for
-        the missing right. Do not lead with this object afterwards.
+        Raises DatabaseAccessDenied if Postgres refuses a statement: without this rehearsal, a leader would later wait
+        until it has the missing right. Do not lead with this object afterwards.
         """
         leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
         leader |= {"shards": self.subscription.shards, "source": self.subscription.source}
@@ -199,8 +199,8 @@ class CheckpointTable:
             self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # run deferred triggers before the rollback
 
     def leadership_status(self) -> tuple[LeadershipStatus, OutboxCheckpoint | None]:
-        """Return the status of this leader, and the row's checkpoint; None if the leader is fenced. MOVED is returned
-        once for each change. Raises CheckpointError if the number of shards or the source was changed."""
+        """Return two values: the status of this leader, and the row's checkpoint (None if the leader is fenced). MOVED
+        is returned once for each change. Raises CheckpointError if the number of shards or the source was changed."""
         with translated():
             row = self.connected().execute(self._status, self.holder).fetchone()
         if row is None:
@@ -215,7 +215,7 @@ class CheckpointTable:
     def renew(self) -> OutboxCheckpoint | None:
         """Raise the epoch again and return the subscription's checkpoint; None if this leader is fenced.
 
-        If an earlier save got no answer, it is now either in the returned checkpoint, or can never be applied.
+        An earlier save that got no answer is now either part of the returned checkpoint, or can never be applied.
         """
         with translated():
             row = self.connected().execute(self._renew, self.holder).fetchone()
@@ -254,7 +254,7 @@ class CheckpointTable:
 
     def require(self, checkpoint: OutboxCheckpoint, *, tell: bool = True) -> None:
         """Raise ServerRegressed or CheckpointError if the server lacks records before a checkpoint, or if an earlier
-        check has stored that it does. Unless `tell` is false, store the reason in the row."""
+        check has stored a refusal of the checkpoint. With `tell`, store the reason in the row."""
         try:
             check_server(self.connected(), self._saved, checkpoint, self.subscription.name)
         except (ServerRegressed, CheckpointError) as error:
@@ -263,7 +263,7 @@ class CheckpointTable:
             raise
 
     def remember(self, checkpoint: OutboxCheckpoint, error: ServerRegressed | CheckpointError) -> None:
-        """Store in the row why a checkpoint was refused, if the evidence could disappear and no reason is stored."""
+        """Store in the row why a checkpoint was refused, if the evidence could disappear and is not stored yet."""
         if (error.wears_off or isinstance(error, CheckpointError)) and not self._saved.get(REFUSED):
             remember(self.connected(), self._table, self._row, checkpoint, error, witness=self.witness)
 
@@ -274,7 +274,7 @@ class CheckpointTable:
 
     @property
     def epoch(self) -> int:
-        """The epoch of this leader's last term; -1 after a term that could not begin, 0 before the first."""
+        """The epoch of this leader's last term; -1 after a term that could not begin, 0 before the first term."""
         return self._epoch
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ class CheckpointTable:
         return replace(checkpoint, generation=generation)
 
     def connected(self) -> psycopg.Connection[Any]:
-        """Return the connection; connect first if needed. Other modules use it too, for writes that check the epoch."""
+        """Return the connection, after connecting if needed. Other modules use it for writes that check the epoch."""
         if self._connection is None or self._connection.closed:
             settings = {"statement_timeout": "30s"}
             if self._leader_id is not None:

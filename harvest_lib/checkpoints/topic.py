@@ -33,10 +33,10 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _READ_SECONDS = 5.0
-"""Timeout of a request. A stop waits for the current request; a request that takes longer is repeated."""
+"""Timeout of a request to Kafka. A stop waits for the current request. A request that times out is repeated."""
 _MAKE_SECONDS = 30.0
-"""Longest time to create the topic. Shards that start together all add partitions, which appear gradually in a busy
-cluster."""
+"""Longest time to create the topic. Shards that start together all add partitions. In a busy cluster, new partitions
+appear gradually."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
 
@@ -59,14 +59,14 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
         except TimeoutError:
             continue
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # if it is, enough partitions exist by now
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # the code if enough partitions exist by now
                 raise translate(error.args[0], settings=settings) from error
 
 
 def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | None:
-    """Return whether the controller has a topic; a broker that has just restarted may not have it yet. The query is a
-    validate-only creation, which changes nothing. Return None if the controller does not tell, for example because this
-    user may not create the topic."""
+    """Return True if the controller has a topic, although a broker that has just restarted may not have it yet. Return
+    None if the controller's answer does not show this, for example because this user may not create the topic. The
+    query is a validate-only creation, which changes nothing."""
     with AdminClient(client_settings(settings)) as admin:
         asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=_READ_SECONDS)
         try:
@@ -83,7 +83,8 @@ def removes_checkpoints(cleanup_policy: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A record of the checkpoint topic: its offset, its content, and in `trouble` why it is not a valid checkpoint."""
+    """A record of the checkpoint topic: its offset and content. `trouble` is the reason why it is not a valid
+    checkpoint, or empty."""
 
     offset: int
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -102,11 +103,11 @@ def read_checkpoints(
     hear_other: Callable[[Mapping[str, Any]], None] = lambda _record: None,
 ) -> Sequence[TopicRecord]:
     """Return the last committed record with the key, in a list. With `to_sound`, return all records with the key from
-    the last record back to the latest valid checkpoint, newest first. The list is empty if nothing is found.
+    the last record back to the latest valid checkpoint, newest first. Return an empty list if there is no such record.
 
-    `judge` returns the fault of a checkpoint, or an empty text. `hear_other` is called with checkpoints of other keys
-    that follow. The partition is read backwards in steps. Raises TopicMissing if the partition does not exist, or
-    KafkaUnavailable.
+    `judge` returns the fault of a checkpoint, or an empty text. `hear_other` is called with the checkpoints of other
+    keys that follow the last record with the key. The partition is read backwards in steps. Raises TopicMissing if the
+    partition does not exist, or KafkaUnavailable.
     """
     consumer = _reader(settings, topic, "read_committed", provider)
     deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
@@ -170,8 +171,8 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
 
 
 def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> tuple[list[Any], list[Any]]:
-    """Read from an offset to the end of the partition. Return the messages with the key, and for each other key the
-    last message that follows them."""
+    """Read from an offset to the end of the partition. Return two lists: the messages with the key, and, for each other
+    key, the last message after all messages with the key."""
     consumer.assign([start])
     found: list[Any] = []
     others: dict[bytes | None, Any] = {}
@@ -183,7 +184,7 @@ def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) ->
             if error.code() == error._PARTITION_EOF:
                 return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                continue  # the client looks up a group that it does not use
+                continue  # the client looks up its group, although it does not use a group
             raise KafkaException(error)
         if message.key() == key.encode() and message.value():
             found.append(message)

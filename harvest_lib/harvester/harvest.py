@@ -45,7 +45,7 @@ STOP_TIMEOUT_SECONDS = 10.0
 """Longest time for all steps of a stop together."""
 _SLACK_SECONDS = 1.0
 _UNRESPONSIVE_SECONDS = 60.0
-"""Longest time for a turn of the main loop of a responsive harvester. A standby's check waits less for servers."""
+"""A harvester is unresponsive if a turn of its main loop takes longer. A standby's check of servers takes less."""
 
 
 class State(enum.Enum):
@@ -215,7 +215,7 @@ class Harvest:
 
     @property
     def is_responsive(self) -> bool:
-        """True if the harvester runs and its main loop has turned within the last minute. Servers do not affect it."""
+        """True if the harvester runs and its main loop has turned within the last minute, even if a server is down."""
         return self._state is State.RUNNING and boot_seconds() - self._terms.turned_at < _UNRESPONSIVE_SECONDS
 
     @property
@@ -246,7 +246,7 @@ class Harvest:
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """The topics to which partitions were added, if only this process stores them, as with `source: mark`."""
+        """The additions of partitions to topics, if only this process stores the additions, as with `source: mark`."""
         return self._engine.added_partitions if self._engine is not None else ()
 
     @property

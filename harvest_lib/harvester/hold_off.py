@@ -3,10 +3,11 @@
 A term can end badly in two ways. The module is pure, except for its clock.
 
 - Records that the process has sent may still arrive at the broker. Another process would lead after the session timeout
-  at the earliest, so this process waits as long. Records that arrive after that are too old for the topic's limit.
+  at the earliest, so this process also waits for this time. Records that arrive later are too old for the topic's
+  limit.
 - The leader was fenced. If it and its successor both began again at once, they would fence each other endlessly. So the
   fenced leader holds off, unless its next term fences the previous leader and one of these conditions holds:
-    - another leader has raised the epoch since, so the term of that successor is over;
+    - another leader has raised the epoch since then, and the term of this other leader is over;
     - this is the first or second time within a session timeout. A former leader that was frozen before its term began
       fences its successor when it resumes, and a second time if its client repeats the request.
 """
@@ -27,9 +28,10 @@ class _HoldOff:
     until: float
     """End of the hold-off, in boot seconds."""
     epoch: int | None
-    """The epoch of the previous term."""
+    """The epoch of the term before the hold-off; None if the term had no epoch."""
     count: int
-    """Number of hold-offs in a row up to this hold-off: each began before the previous hold-off had ended."""
+    """Number of successive hold-offs, up to and including this hold-off. Each began before the previous hold-off had
+    ended."""
 
 
 class HoldOffs:
@@ -41,13 +43,13 @@ class HoldOffs:
         self._latest: dict[int, _HoldOff] = {}
 
     def begin(self, shard: int, epoch: int | None) -> None:
-        """Begin a hold-off of a shard now, after a term with the epoch `epoch`; None if the term had no epoch."""
+        """Begin a hold-off of a shard now. `epoch` is the epoch of the term that has ended, None if it had no epoch."""
         now, before = self._clock(), self._latest.get(shard)
         count = 1 if before is None or now >= before.until else before.count + 1
         self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, count=count)
 
     def is_over(self, term: Term) -> bool:
-        """Return True if this term may begin."""
+        """Return True if no hold-off prevents this term from beginning."""
         latest = self._latest.get(term.shard)
         if latest is None or self._clock() >= latest.until:
             return True

@@ -5,8 +5,8 @@ import sys
 
 _SWITCH_SECONDS = 0.0001
 _COLLECT_AFTER_OBJECTS = 200_000
-"""Threshold of the collector. Fewer objects wait in memory at a time, so most are freed before the collector checks
-them."""
+"""Number of new objects after which the garbage collector runs. Fewer objects wait in memory at a time, so most objects
+are freed before the collector checks them."""
 
 
 def tune_interpreter() -> None:

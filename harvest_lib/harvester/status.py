@@ -39,11 +39,11 @@ _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
 _OFFSETS_TIMEOUT_SECONDS = 2.0
 _OPEN_SECONDS = 3.0
-"""Transactions that are open for longer are reported. A harvester's own transactions are open for less."""
+"""Transactions that are open for longer are reported. A harvester's own transactions are open for less time."""
 SAMPLED = 1_000
 """Maximum number of records to count for metrics and the progress line, which read the backlog often."""
 _FEWEST_SAMPLED = 50
-"""Least number of records to count for each shard, if a subscription has many shards."""
+"""Minimum for the number of records to count in each shard, if a subscription has many shards."""
 
 # Columns: the leader if it still leads, the rival if it was refused in the last ten minutes, topics, shard.
 _RIVALS = """
@@ -64,9 +64,9 @@ Read = tuple[SubscriptionShard, Backlog]
 class Leaders:
     """The leaders of an outbox. `by_shard` names the leader of each shard, or is None for a shard without a leader. In
     an election through Kafka, the name is the client id and host of the group member that owns the shard's partition.
-    Otherwise it is the name that the process has stored, or else the session that holds the lock. `members` is the
-    number of processes in the pool, None if not counted. `trouble` is the reason if Kafka did not answer. `notes` are
-    reasons for a missing leader, and other pools."""
+    In other elections, the name is the name that the process has stored, or, without a stored name, the session that
+    holds the lock. `members` is the number of processes in the pool, None if not counted. `trouble` is the reason if
+    Kafka did not answer. `notes` are reasons for a missing leader, and other pools."""
 
     by_shard: list[str | None]
     members: int | None = None
@@ -128,8 +128,8 @@ class StatusReader:
         return self._total(self.read(ours, max(_FEWEST_SAMPLED, SAMPLED // max(1, len(ours)))), SAMPLED)
 
     def _configured(self) -> list[SubscriptionShard]:
-        """Read and return the shards of the configured subscription. Return none with `source: mark`: its role need not
-        have the right to read the table of subscriptions."""
+        """Read and return the shards of the configured subscription. With `source: mark`, return an empty list, since
+        the role need not have the right to read the table of subscriptions."""
         return [] if self._config.source == "mark" else self.ours(self.shards(self._config.subscription))
 
     def _total(self, read: Sequence[Read], most: int) -> Backlog:
@@ -237,7 +237,7 @@ class StatusReader:
         try:
             found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
         except KafkaException as error:
-            failure = error.args[0]  # the name is added below, as the text may be only the name of the request
+            failure = error.args[0]  # the error's name is added, since its text may be only the name of the request
             trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
             return Leaders(by_shard=[None] * shards, trouble=trouble)
         owners = {shard: each for each in found for owned, shard in each.owned if owned == topic}

@@ -91,8 +91,8 @@ class Terms:
                 self._stopping.wait(_STANDBY_WAIT_SECONDS)
 
     def join(self, deadline: Deadline, slack_seconds: float) -> None:
-        """Wait for the threads, until `slack_seconds` before a deadline. A thread may still wait for an unavailable
-        server after that: it is a daemon thread, and does not prevent the end of the process."""
+        """Wait for the threads, until `slack_seconds` before a deadline. A thread that still waits for an unavailable
+        server does not prevent the end of the process, because it is a daemon thread."""
         for thread in self._threads.values():
             thread.join(max(0.0, deadline.remaining_seconds - slack_seconds))
 

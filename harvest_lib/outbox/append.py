@@ -56,7 +56,7 @@ HAVING count(*) = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Limits of a table's columns, and whether the column of values is BYTEA. The defaults are those of the documented
+    """Limits of a table's columns, and whether the column of values is BYTEA. The defaults apply to the documented
     table."""
 
     limits: RecordLimits = field(default_factory=RecordLimits)
@@ -64,7 +64,8 @@ class _Columns:
 
 
 _known: "WeakKeyDictionary[object, dict[str, _Columns]]" = WeakKeyDictionary()
-"""Columns by connection and table name: on another connection, the search path may lead to another table."""
+"""The columns of each connection and table name. On another connection, the same name may mean another table, because
+of the search path."""
 
 
 def append(
@@ -80,9 +81,9 @@ def append(
     `django.db.connection` (in a block of `transaction.atomic`). A Session is flushed first. Records get their ids in
     the order given. All records are checked before the first is inserted: after a RecordError, no record was written.
     Raises OutboxTableError if values are str and the column is BYTEA, or values are bytes and the column is text; a
-    dict or a list becomes JSON and fits both. Raises DatabaseAccessDenied if the role may not insert the records. Every
-    other error, such as a serialization failure, a timeout or a lost connection, is the error that psycopg, SQLAlchemy
-    or Django raises for any statement.
+    dict or a list becomes JSON, which fits both types. Raises DatabaseAccessDenied if the role may not insert the
+    records. All other errors, such as a serialization failure, a timeout or a lost connection, are raised by psycopg,
+    SQLAlchemy or Django as for any statement.
 
     The columns of the table limit the length of keys and values, unless the caller gives `limits`. The widths of the
     columns are read once for each connection, and again before a record is refused as too long.

@@ -1,9 +1,9 @@
 """CHECK constraints of the outbox: Postgres refuses a record that Kafka would reject, in the writer's transaction.
 
 Promises
-- The constraints never refuse a row that is older than they are, even if the row is marked, put back or restamped: an
-  UPDATE checks a row again, and the harvester must not fail because of an old row. So on a table in use, the
-  constraints apply from the first id that the sequence had not given out when they were added.
+- The constraints never refuse a row that was there before the constraints, even if the row is marked, put back or
+  restamped: an UPDATE checks a row again, and the harvester must not fail because of an old row. So on a table in use,
+  the constraints apply from the first id that the sequence had not given out when they were added.
 - The constraints are always validated: a segment with an unvalidated constraint cannot be attached.
 - Writers wait no longer than for any other change of the table: see `short_locks`.
 """
@@ -94,8 +94,8 @@ def add_checks(
 
 
 def validate_checks(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Validate constraints that are not validated, because an earlier run was killed. This reads the whole table, and
-    no other session has to wait."""
+    """Validate the constraints that an earlier, killed run has left unvalidated. This reads the whole table, but delays
+    no other session."""
     for name in _state(connection, outbox)[2]:
         with translated():
             connection.execute(

@@ -39,7 +39,7 @@ class _Problem:
 
 def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
     """Raise OutboxTableError if a column is missing, if records could be lost or repeated, or if records could be found
-    only by reading the whole table. The error names all problems at once, and the DDL that fixes them, in order."""
+    only by reading the whole table. The error names all problems, and the DDL statements in the order to run them."""
     table.placed(connection)
     with translated():
         columns = connection.execute(_COLUMNS, (str(table),)).fetchall()

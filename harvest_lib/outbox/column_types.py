@@ -32,8 +32,8 @@ _DEFAULTS = {
     "kafka_header_values": "'{}'",
     "transaction_id": "pg_current_xact_id()",
 }
-"""Defaults of the native table's columns. A conversion drops the old default of a column first, since it may not fit
-the new type."""
+"""Defaults of the native table's columns. A conversion first drops the column's old default, since the old default may
+not fit the new type."""
 
 _ELEMENTS = {
     "json": "SELECT each FROM json_array_elements_text($1) AS each",
@@ -42,8 +42,8 @@ _ELEMENTS = {
     "jsonb[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT found #>> '{}') AS text (each)",
     "bytea[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT convert_from(found, 'UTF8')) AS text (each)",
 }
-"""Bodies of the functions that convert a column to text[], by the column's type. They are functions because ALTER TABLE
-accepts no subquery."""
+"""Bodies of the functions that convert a column to text[], for each type of the column. Functions are needed because
+ALTER TABLE accepts no subquery."""
 
 _LOSES = "jsonb has not kept the text that was written (spaces, the order of keys, all but the last of equal keys)"
 _NUMBERS = ("bigint", "integer", "numeric", "double precision")
@@ -100,8 +100,8 @@ def _clauses(column: str, target: str, using: str, found: FoundColumn, default: 
 
 
 def _using(name: str, kind: str, target: str, *, is_native: bool) -> str | None:
-    """Return the expression that converts a column to its new type, with {} in place of the column. None if there is no
-    conversion."""
+    """Return the expression that converts a column to its new type, with {} in place of the column. Return None if the
+    type cannot be converted."""
     if name == "id" and is_native:  # Postgres does not change the type of a partition key
         return None
     if target == "text":

@@ -1,7 +1,7 @@
 """The advisory lock for the creation of an outbox's tables: without it, concurrent CREATE … IF NOT EXISTS can fail.
 
-Any role that may connect can hold the lock forever. So it is not taken if the tables exist, and waits for it are
-bounded. Callers check whether the tables exist before their transaction, and again under the lock.
+Any role that may connect can hold the lock forever. So the lock is not taken if the tables exist, and the wait for the
+lock is bounded. Callers check whether the tables exist before their transaction, and again under the lock.
 """
 
 import time
@@ -18,8 +18,8 @@ _PAUSE_SECONDS = 0.1
 
 _TRY = "SELECT pg_try_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
 
-# A session caches that a table name is missing. It refreshes the cache when it locks a relation that it has not yet
-# locked in the transaction: this query makes it do so.
+# A session caches that a table name is missing. The session refreshes this cache when it locks a relation for the first
+# time in a transaction, as it does to run this query.
 _REFRESH = "SELECT FROM pg_class LIMIT 0"
 
 _HOLDERS = """

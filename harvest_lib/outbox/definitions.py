@@ -1,4 +1,4 @@
-"""Comparison of an existing table with its current name and its CREATE TABLE statement."""
+"""Checks of an existing table: it must have its current name, and the columns of its CREATE TABLE statement."""
 
 import re
 from typing import Any

@@ -103,7 +103,7 @@ class IdSequences:
             )
 
     def end(self, connection: psycopg.Connection[Any]) -> IdsEnd | None:
-        """Return a report if a sequence ends before its column does, or is near its end; else None."""
+        """Return a report if a sequence ends before the range of its column's type, or is near its end; else None."""
         for each in self._find(connection):
             room = min(each.maximum, _LARGEST.get(each.column_type, _BIGGEST))
             given = self._given_out(connection, each)
@@ -127,8 +127,8 @@ class IdSequences:
         return None
 
     def _given_out(self, connection: psycopg.Connection[Any], found: _Found) -> int | None:
-        """Return the last id that the sequence gave out; the highest id in the table if this role may not read the
-        sequence; or None if it may read neither."""
+        """Return the last id that the sequence gave out. If this role may not read the sequence, return the highest id
+        in the table, or None if this role may not read the table either."""
         of_sequence = sql.SQL("SELECT last_value FROM {}").format(sql.Identifier(found.schema, found.relation))
         of_table = sql.SQL("SELECT max({}) FROM {}").format(sql.Identifier(self.column), sql.SQL(self.table))
         with suppress(DatabaseAccessDenied), translated():

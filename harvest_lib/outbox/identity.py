@@ -1,8 +1,8 @@
 """Identity of an outbox, independent of its name and schema: server, database and table.
 
 The identity is (system identifier, oid of the database, oid of the table), written as `7421…/5/16400`. It does not
-change when the table is renamed or moved to another schema. After `harvest migrate`, which turns the old table into a
-segment of a new table, the identity of the old table still counts as that outbox.
+change when the table is renamed or moved to another schema. `harvest migrate` turns the old table into a segment of a
+new table. The identity of the old table then still counts as an identity of the outbox.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,8 @@ def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> 
 
 
 def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity) -> str:
-    """Compare the outbox in a checkpoint with the outbox `now`. Return `server` or `table` for what differs, or an
-    empty text if the checkpoint belongs to the outbox."""
+    """Compare the outbox in a checkpoint with the outbox `now`. Return `server` if they are on different servers,
+    `table` if they are different tables of a server, and an empty text if they are the same outbox."""
     before = _identity_in(saved, now)
     if before.system != now.system:
         return "server"
@@ -111,8 +111,8 @@ def check_identity(
 def check_identities(
     connection: psycopg.Connection[Any], table: sql.Identifier, outbox: sql.Identifier, subscription: str
 ) -> None:
-    """Check the identity, as `check_identity` does, in the checkpoints of all shards of a subscription. `table` is the
-    table of subscriptions."""
+    """Check the checkpoints of all shards of a subscription, each as `check_identity` does. `table` is the table of
+    subscriptions."""
     statement = sql.SQL(_SAVED).format(in_statement(table))
     with translated():
         rows = connection.execute(statement, (subscription,)).fetchall()

@@ -29,7 +29,7 @@ DEFAULT_SEGMENT_SIZE = 10_000_000
 """Number of ids in a segment: about 2 GB if records have 200 bytes."""
 
 DEFAULT_AHEAD = 4
-"""Number of segments with an upper bound that are kept ready before the tail, the current segment included."""
+"""Number of segments with an upper bound to have ready before the tail, the current segment included."""
 
 _SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
 _TAIL = "tail"

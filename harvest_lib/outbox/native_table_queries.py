@@ -39,8 +39,8 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 )"""
 
 # A row for each segment that the sequence has passed. `writers`: virtual transactions that could still write into the
-# segment when it was first seen as passed. `open_then`: the snapshot of that moment; when the segment is closed, it
-# becomes the snapshot of the closing. `files`: the filenodes of the sequence and the segment. `leaving`: a drop has
+# segment when it was first seen as passed. `open_then`: the snapshot of that moment, replaced by the snapshot of the
+# closing when the segment is closed. `files`: the filenodes of the sequence and the segment. `leaving`: a drop has
 # begun.
 SEGMENTS = """\
 CREATE TABLE IF NOT EXISTS {segments} (

@@ -2,10 +2,10 @@
 
 A reader cannot distinguish a row that a policy hides from a missing row. A reader that stores its position would skip
 such rows permanently. So a reader begins only if it sees all rows, and gets an error from Postgres as soon as that
-changes. Usually `row_security = off` provides the error: a query that a policy would filter then fails. But the setting
-also refuses policies that show all rows. If such policies exist, each statement contains a guard that checks the
-policies. The statement already holds its lock on the table, and a change of a policy needs that lock: so the guard sees
-exactly the policies that filter the statement's rows.
+changes. Usually `row_security = off` provides the error: a query that a policy would filter then fails. But with this
+setting, a query also fails if its policies show all rows. If such policies exist, each statement contains a guard that
+checks the policies. The statement already holds a lock on the table that excludes changes of policies, so the guard
+sees exactly the policies that filter the statement's rows.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ GROUP BY c.oid ORDER BY 1
 """  # noqa: S608 - as above
 
 # Casting a text that is not a number to int raises an error that quotes the text. The cast is in an OFFSET, because
-# Postgres evaluates an OFFSET even if the plan reads no rows since no policy shows any.
+# Postgres evaluates an OFFSET even if the plan reads no rows, as it does when no policy shows any row.
 _GUARD = f"""
 OFFSET coalesce((
   SELECT string_agg({{words}} || ' in ' || c.oid::regclass, '; ')
@@ -88,7 +88,7 @@ def check_all_rows(
 def require_all_rows(
     connection: psycopg.Connection[Any], tables: Sequence[sql.Identifier], commands: Sequence[Command] = ("SELECT",)
 ) -> sql.Composable | None:
-    """Check tables as `check_all_rows` does, and make later queries on this connection fail instead of missing rows.
+    """Check tables as `check_all_rows` does, and make later queries on this connection fail if they would miss rows.
 
     Return the guard to add to later statements with `guarded`, or None if the connection's setting suffices.
     """

@@ -1,4 +1,4 @@
-"""Changes of a table in use. Their lock blocks all other sessions, so they wait for it and hold it only briefly.
+"""Changes of a table in use. A change's lock blocks all other sessions, so it is requested and held only briefly.
 
 Promise: if a change waits for its lock, a writer waits behind it for at most `lock_timeout`. Between two attempts of
 the change, all waiting sessions continue.
@@ -39,8 +39,8 @@ WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_ba
 ORDER BY xact_start NULLS FIRST
 """
 
-# This function does not wait. A statement that waits would keep its snapshot, and CREATE INDEX CONCURRENTLY waits for
-# all older snapshots.
+# This function does not wait: a statement that waited would keep its snapshot, and CREATE INDEX CONCURRENTLY would wait
+# for that snapshot.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
 
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest changes ' || %s, 0))"

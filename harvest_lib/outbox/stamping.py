@@ -2,8 +2,8 @@
 
 Usually the default of the column sets `transaction_id`. But an INSERT … SELECT or a COPY of old rows contains ids of
 transactions that every subscription has already read: such rows would never be delivered. The trigger replaces these
-ids. For a row with the right id, the trigger costs a comparison, and does not call its function. With it, as with any
-BEFORE INSERT trigger, a COPY inserts row by row.
+ids. For a row with the right id, the trigger costs a comparison, and does not call its function. As with any BEFORE
+INSERT trigger, a COPY inserts row by row.
 
 Rows that Postgres' logical replication inserts fire a trigger only if it is enabled ALWAYS. The same applies to any
 other session with `session_replication_role = replica`, which leaves no trace in the catalogue. Replicated rows keep

@@ -163,8 +163,8 @@ class OutboxTable:
         return "native" if row[0] else "goharvest"
 
     def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, FoundColumn]) -> bool:
-        """Return True for a native table whose `transaction_id` has another type than xid8. It must not be mistaken for
-        goharvest's table, whose records are deleted after their delivery."""
+        """Return True for a native table whose `transaction_id` has another type than xid8. Such a table must not be
+        mistaken for goharvest's table, whose records are deleted after their delivery."""
         kind = columns["transaction_id"].type if "transaction_id" in columns else "xid8"
         return kind != "xid8" and self.beside(connection, "segments") is not None
 

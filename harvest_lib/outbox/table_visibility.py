@@ -35,10 +35,10 @@ prepared. It has other causes too, for which `check` finds no error."""
 def translate_table_errors(
     conninfo: Callable[[], str], tables: Sequence[OutboxTable], check: Callable[[psycopg.Connection[Any]], object]
 ) -> Iterator[None]:
-    """Translate the errors that are raised inside the `with` block. If Postgres reports a table as missing, raise
-    DatabaseAccessDenied if the table is only hidden from this role, and DatabaseUnavailable if the table exists again
-    or the server does not answer. If a statement no longer fits the columns, raise the error that `check` raises. The
-    queries use a separate connection, opened with the connection string that `conninfo` returns."""
+    """Translate the errors that are raised inside the `with` block. If Postgres reports a missing table that is only
+    hidden from this role, raise DatabaseAccessDenied. If the table exists again, or the server does not answer, raise
+    DatabaseUnavailable. If a statement no longer fits the columns, raise the error that `check` raises. All queries use
+    a separate connection, opened with the connection string that `conninfo` returns."""
     try:
         yield
     except OutboxTableError as error:

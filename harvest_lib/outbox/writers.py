@@ -56,7 +56,7 @@ class AsyncWay(Protocol):
 
 
 def way_of(given: object) -> Way:
-    """Return the adapter for a writer's connection. Its statements run in the transaction that the writer will commit.
+    """Return the adapter for a writer's connection. The adapter's statements run in the writer's transaction.
 
     Pending changes of a SQLAlchemy session are flushed first, so that business rows are locked before their records
     are inserted. Raises TypeError for a connection of another library. Raises LifecycleError for a Django connection
@@ -244,7 +244,8 @@ def _of_django(wrapper: Any) -> Way:
 
 
 def _refuse_autocommit(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
-    """Raise LifecycleError if the driver is in autocommit: SQLAlchemy then has a transaction, and Postgres has not."""
+    """Raise LifecycleError if the driver is in autocommit: SQLAlchemy then reports a transaction that Postgres has not
+    begun."""
     if driver.autocommit:
         raise _without_transaction("with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
 

@@ -1,9 +1,9 @@
 """Protocol between a source and the loop that delivers in batches: the source returns pages of records and positions.
 
-A *position* holds everything that a source needs to continue, and nothing else. It is a mapping that survives JSON, and
-the checkpoint of a subscription stores it. The code that stores the positions decides which records were delivered; a
-source carries no state over to the next `open`. The entry `deferred` of a position lists the ids of records before
-the position that were not delivered: a source opened at the position returns these records first.
+A *position* contains everything that a source needs to continue, and nothing else. It is a mapping that can be written
+as JSON, and is stored in the checkpoint of a subscription. The code that stores positions decides which records were
+delivered; a source carries no state over to the next `open`. The entry `deferred` of a position lists the ids of
+records before the position that were not delivered. A source opened at the position returns these records first.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,13 +36,14 @@ class BatchSource(Protocol):
     def read(self, limit: int) -> Page | None:
         """Return the next records, up to `limit` and up to `PAGE_BYTES` (or a single larger record), or None if no
         record is ready. Returned records are durable in the database: a crash of the server does not undo them. The
-        caller should save the position of a page without records too. The position lists the deferred records that
-        were not returned yet."""
+        page's position lists the deferred records that were not returned yet. The caller should save the position of a
+        page even if the page has no records."""
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:
         """Return the records of `ids` that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger
-        record). Ids after the last returned record were not read. The position of the source does not change."""
+        record). The ids after the last returned record were not looked up. The position of the source does not
+        change."""
         ...
 
     def sent(self, rows: Sequence[Row]) -> None:
@@ -50,8 +51,8 @@ class BatchSource(Protocol):
         ...
 
     def committed(self, failed: Collection[int] = ()) -> None:
-        """Note that Kafka has all records sent in this batch, except those with the ids `failed`: they are read
-        again."""
+        """Note that Kafka has all records sent in this batch, except the records with the ids `failed`. Failed records
+        are read again."""
         ...
 
     def give_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Base class of the sources that only read: it keeps the connection, and checks the server that it leads to."""
+"""Base class of the sources that only read. It keeps the connection, and checks the connection's server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -22,10 +22,10 @@ from harvest_lib.source.prefetch import Prefetcher
 from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter
 
-# Statements walk the indexes in index order: the statistics of a table that grows at its end are never right, and a
-# page that sorts or uses a bitmap reads the whole rest of its window. The statement timeout is long for two reasons:
-# finding the beginning of a window takes a second for a million records (windows of a hundred million occur), and a
-# selective filter may skip many records before the next match.
+# Statements walk the indexes in index order, because the statistics of a table that grows at its end are never right,
+# and a page that sorts or uses a bitmap reads the whole rest of its window. The statement timeout is long for two
+# reasons: finding the beginning of a window takes a second for a million records (windows of a hundred million occur),
+# and a selective filter may skip many records before the next match.
 _SETTINGS = {
     **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"), "off"),
     "lock_timeout": "30s",
@@ -58,9 +58,9 @@ _OWN_TRANSACTIONS = 3
 class Plans(StrEnum):
     """Whether a prepared statement reuses its plan: the values of Postgres' `plan_cache_mode`.
 
-    KEPT reuses the plan. It is for the poll at the head of the table, always the same statement: over a handful of
-    segments, planning takes three times as long as execution. FRESH plans each time. It is for pages: a plan made at
-    the head of the table is wrong deeper in the table.
+    KEPT reuses the plan. It is used for polls at the head of the table, which all run the same statement: with a
+    handful of segments, planning takes three times as long as execution. FRESH plans each time. It is used for pages,
+    because a plan made at the head of the table is wrong deeper in the table.
     """
 
     KEPT = "force_generic_plan"
@@ -150,7 +150,8 @@ class ConnectedSource(ABC):
         return Page(rows, {**position, **left}, more=True)
 
     def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
-        """Return the connection. A new connection is checked: its server must have all records before `position`."""
+        """Return the connection, after connecting if needed. Check a new connection's server: it must have all records
+        before `position`."""
         if self._connection is None or self._connection.closed:
             self.close()
             self._place = None
@@ -205,8 +206,8 @@ class ConnectedSource(ABC):
         return Snapshot.parse(row[0])
 
     def _barrier(self, connection: psycopg.Connection[Any], flushed_up_to: str | None = None) -> None:
-        """Flush the WAL, so that all rows visible so far are on disk, and store the LSN reached. Pass `flushed_up_to`
-        if the server has already reported an LSN up to which the WAL is flushed: then only the LSN is stored."""
+        """Flush the WAL, so that all rows visible so far are on disk, and store the LSN reached. If the server has
+        already reported the LSN up to which the WAL is flushed, pass it as `flushed_up_to`: it is then only stored."""
         assert self._place is not None  # noqa: S101 - set with the connection
         lsn = flushed_up_to or server_identity.barrier(connection)
         self._place = replace(self._place, lsn=lsn)
@@ -215,8 +216,8 @@ class ConnectedSource(ABC):
         """Return True if the position should be saved after a poll that found no records. Saving costs a barrier and a
         checkpoint.
 
-        Until the position is saved, every poll reads again the records that the filter leaves out, and retention
-        cannot remove these records.
+        Until the position is saved, every poll rereads the records that the filter leaves out, and retention cannot
+        remove these records.
         """
         if not self._filter.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False

@@ -1,9 +1,9 @@
-"""Statements with a limit in bytes: it bounds the memory of a page for rows of any size. The statements take the
-parameter %(bytes)s beside their own parameters, usually `harvest_lib.record.PAGE_BYTES`.
+"""SQL statements whose result is limited in bytes, so that the memory of a page is bounded for rows of any size. The
+limit is the parameter %(bytes)s, usually `harvest_lib.record.PAGE_BYTES`.
 
-A statement adds up the bytes of the rows in the order in which it finds them, up to %(limit)s rows. Postgres knows the
-length of a TOASTed value without reading the value. If rows are large, a caller can fit %(limit)s to the number of rows
-in the last page, so that the statement adds up few rows.
+A statement adds up the sizes of the rows in the order in which it finds the rows, up to %(limit)s rows. Postgres knows
+the length of a TOASTed value without reading the value. If rows are large, a caller can lower %(limit)s to about the
+number of rows in the last page, so that the statement adds up few sizes.
 """
 
 from harvest_lib.native import NativeRows
@@ -58,7 +58,7 @@ def all_or_none(found: str) -> str:
 
 
 def take_next(rows: list[Row] | NativeRows) -> bool:
-    """Remove the last row if its topic is NULL: `within` returns such a row if the row did not fit into the bytes.
+    """Remove the last row if its topic is NULL, which shows that the row did not fit into the bytes: see `within`.
     Return True if the row was removed."""
     is_cut = bool(rows) and rows[-1][TOPIC] is None
     if is_cut:

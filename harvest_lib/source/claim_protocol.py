@@ -8,22 +8,23 @@ from harvest_lib.record import Row
 
 
 class ClaimedRows(NamedTuple):
-    """The result of a fetch. `rows` are records, ascending by id. `parked` is the lowest parked id by (topic, key), for
-    the keys of the records. Both describe the same moment: no key is parked or released between the two reads."""
+    """The result of a fetch. `rows` are records, ascending by id. `parked` maps the (topic, key) of these records to
+    their lowest parked id. Both describe the same moment: no key is parked or released between the two reads."""
 
     rows: Sequence[Row]
     parked: Mapping[tuple[str, str], int]
     more: bool = False
     """True if more records may be ready: the limit of rows or of bytes was reached."""
     server: Mapping[str, str] = {}
-    """WAL location: all of the rows were committed before it. Empty if the source does not know the location."""
+    """A WAL location after the commits of all rows. Empty if the source does not determine it."""
 
 
 class ClaimSource(Protocol):
     """A source that fetches records in order, under a single leader id at a time. A single thread uses it at a time.
 
     Every call raises DatabaseUnavailable if the database does not answer. The outcome of the call is then unknown, and
-    the caller calls `open` with a new leader id. Every call raises another DatabaseError if a retry will not help.
+    the caller has to call `open` with a new leader id. Every call raises another DatabaseError if a retry will not
+    help.
     """
 
     def open(self, leader_id: UUID) -> None:
@@ -31,20 +32,21 @@ class ClaimSource(Protocol):
         ...
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
-        """Purge the records with the ids `delivered` durably: they are never fetched again. Return up to `limit`
-        records that this leader id has not fetched, ascending by id, up to `PAGE_BYTES` (or a single larger record).
-        Both happen in one transaction. The call is safe to repeat."""
+        """Purge the records with the ids `delivered` durably, so that no fetch returns them again. Then return up to
+        `limit` records that this leader id has not fetched, ascending by id, up to `PAGE_BYTES` (or a single larger
+        record). Purge and fetch share a transaction. The call is safe to repeat."""
         ...
 
     def reset(self, ids: Sequence[int]) -> None:
-        """Release records that this source has fetched, under its current leader id or an earlier one, and that were
-        not delivered. Records that another leader has claimed since are not changed."""
+        """Release undelivered records that this source has fetched, under its current or an earlier leader id. Records
+        that another leader has claimed since then do not change."""
         ...
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
-        """Park the records `refused` (reason by id). Also park each record of `behind`, provided that an earlier record
-        of the same topic and key is still parked. Return the remaining ids of `behind`: their keys were released in the
-        meantime. All of this is one transaction, durable when `park` returns."""
+        """Park the records `refused`, which maps ids to reasons. Also park each record of `behind`, provided that an
+        earlier record of the same topic and key is still parked. Return the ids of `behind` that were not parked,
+        because their keys were released in the meantime. All changes are in one transaction, which is durable when
+        `park` returns."""
         ...
 
     def close(self) -> None:

@@ -40,10 +40,10 @@ def subscription_filter(
     outbox: OutboxTable, subscription: Subscription, mapping: ColumnMapping | None = None
 ) -> FilterLookup:
     """Return a function that narrows a selection to the filter in the subscription's row. If the subscription is a
-    replay, the function raises CheckpointError until the replay is filled, and then selects the replay's topics as the
-    topics of the records.
+    replay, the function raises CheckpointError until the replay is filled. After that, it replaces the topics of
+    records by the replay's topics.
 
-    With a mapping, the function also looks up whether the value column is `bytea`.
+    With `mapping`, the function also looks up whether the value column is `bytea`.
     """
     statement = sql.SQL(_ROW).format(table=in_statement(outbox.subscriptions.identifier))
 
@@ -74,8 +74,8 @@ def _columns(
 def filter_conditions(
     topics: Sequence[str] | None, keys: str | None, columns: Mapping[str, sql.Composable] = COLUMNS
 ) -> list[sql.Composable]:
-    """Return SQL conditions: the topic is among `topics`, and the key matches the Postgres regular expression `keys`.
-    None leaves out its condition."""
+    """Return two SQL conditions: the topic is among `topics`, and the key matches the Postgres regular expression
+    `keys`. If `topics` or `keys` is None, its condition is left out."""
     conditions: list[sql.Composable] = []
     if topics is not None:
         listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)

@@ -1,15 +1,16 @@
 """The mark source: it marks, purges and resets rows of goharvest's table.
 
 Promises
-- A mark claims the first rows, by id, that are not marked with this leader id: new rows, rows that failed and were
+- A mark claims rows that are not marked with this leader id, the lowest ids first: new rows, rows that failed and were
   reset, and rows that another leader left marked. It is a single statement. The source sorts the rows, since RETURNING
   has no order.
-- A purge deletes rows by id, whichever leader has marked them: Kafka has confirmed these records to the caller. If the
-  purge spared a row that a fenced leader marked in between, the row would be sent a second time, out of order.
-- The first purge on a new connection spares unmarked rows: after a failover or a restore, their ids may belong to
-  records that were never sent. If positions have no WAL location, nothing proves that the server is the same, and this
-  purge also spares rows that other leaders have marked. A failover is logged: purged records may be delivered twice.
-- A reset changes only rows that are marked with an id of this leader: a fenced leader cannot unmark the rows of its
+- A purge deletes rows by id, whichever leader has marked them, because Kafka has confirmed their records. If the purge
+  spared a row that a fenced leader marked in between, the row would be sent a second time, out of order.
+- The first purge on a new connection spares unmarked rows, because after a failover or a restore their ids may belong
+  to records that were never sent. If positions have no WAL location, nothing proves that the server is the same. In
+  this case, the first purge also spares rows that other leaders have marked. A failover is logged, since purged records
+  may then be delivered twice.
+- A reset changes only rows that are marked with an id of this leader, so a fenced leader cannot unmark the rows of its
   successor.
 - Mark, purge and reset handle many rows at once. A purge and the mark after it share a transaction. Each statement is
   durable (`synchronous_commit=on`) when it returns. The order of a key depends on that: the next record of a key is
@@ -57,7 +58,7 @@ RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_head
   (SELECT count(*) FROM head){{lsn}}
 """  # noqa: S608 - a constant of this package
 
-# Evaluated after the statement's snapshot was taken: all rows in the snapshot were committed before this LSN.
+# The LSN is read after the statement's snapshot was taken, so all rows in the snapshot were committed before it.
 _LSN = ", (SELECT pg_current_wal_insert_lsn()::text)"
 
 _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
@@ -69,12 +70,11 @@ _PURGE_OWN = _PURGE + " AND leader_id = ANY(%(leaders)s)"
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
 _ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
-"""Indexes of the result columns that follow the columns of a `Row`: whether any record was parked when the mark began,
-the number of rows found within the limit of rows, and, with `names_places`, an LSN: all rows were committed before
-it."""
+"""Indexes of the result columns that follow the columns of a `Row`: whether any record was parked when the mark began;
+the number of rows found within the limit of rows; and, with `names_places`, an LSN after the commits of all rows."""
 
 _LEAST_LIMIT = 10
-"""Lowest limit of rows that a mark locks and measures, however large the rows of the last mark were."""
+"""A mark locks and measures at least this number of rows, however large the rows of the last mark were."""
 
 _SETTINGS = {
     # A plan made while the outbox was empty scans the whole table, and Postgres would reuse it until the next ANALYZE:
@@ -93,7 +93,7 @@ again, or remain for the next leader."""
 
 class MarkSource:
     """`ClaimSource` over the outbox `table`, whose rows a leader marks and purges. `parked` is the table of parked
-    records; without it, no record is ever parked."""
+    records. If it is None, no record is ever parked."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class MarkSource:
         *,
         names_places: bool = False,
     ) -> None:
-        """`names_places`: each fetch also returns a WAL location, and the caller compares the WAL location of a
-        position with the server before it purges the ids of the position."""
+        """With `names_places`, each fetch also returns a WAL location. The caller then compares a position's WAL
+        location with the server before it purges the ids in the position."""
         self._names_places = names_places
         self._place: server_identity.ServerPlace | None = None
         self._conninfo = conninfo
@@ -124,7 +124,7 @@ class MarkSource:
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
         self._timeline: str | None = None
-        self._is_any_parked = False  # as of the last poll
+        self._is_any_parked = False  # True if any record was parked at the last poll
         self._most: int | None = None  # limit of rows to check: a small multiple of the rows that fit into a page
 
     def open(self, leader_id: UUID) -> None:
@@ -185,8 +185,8 @@ class MarkSource:
         return self._claimed(rows, {}, first, limit)
 
     def _fetch_carefully(self, parking: ParkingMoves, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge, mark, and read the keys with parked records, under a lock that prevents releases: a release in between
-        would put the records of its key back behind the marked records."""
+        """Purge, mark, and read the keys with parked records, under a lock that prevents releases. Without the lock,
+        records of a key could be put back after later records of the key were marked."""
         connection = self._connected()
         with translated(), connection.transaction():
             parking.keep(connection)
@@ -209,7 +209,7 @@ class MarkSource:
         return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more, server)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
-        # A new connection may lead to another server: it may have lost the rows and given their ids to new rows. On
+        # A new connection may lead to another server, which may have lost the rows and given their ids to new rows. On
         # the same server, an unmarked row with one of these ids was delivered, and a fenced goharvest has unmarked it.
         purge = self._purge_again if self._reconnected else self._purge
         self._connected().execute(purge, self._ids(ids), prepare=True)

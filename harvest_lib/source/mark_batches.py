@@ -4,7 +4,7 @@
 
 Promises
 - Exactly once: the position lists the ids of all sent records that may still be in the table, `MOST_IDS` at most. A
-  leader that continues from the position purges these ids first: after a crash between a commit and the purge, no
+  leader that continues from the position purges these ids first. So after a crash between a commit and the purge, no
   record is sent twice. The `deferred` ids of the position are not purged.
 - At least once: at the end of a leader's term, rows that are marked and not delivered are unmarked, since goharvest may
   be the next leader. A fenced leader does not unmark them.
@@ -30,23 +30,23 @@ from harvest_lib.source.thread import CallThread
 NAME = "mark"
 
 MOST_IDS = 24_000
-"""Maximum number of ids in a position. Encoded as differences, the maximum takes 256 kB at most; dense ids take much
-less."""
+"""Maximum number of ids in a position. As they are encoded as differences, they take 256 kB at most, and much less if
+the ids are dense."""
 
 _BATCH_IDS = MOST_IDS // 3
 """Maximum number of ids in a batch. It is a third of `MOST_IDS`, since the ids of two earlier batches may still await
 their purge."""
 
 _LAST_ANSWER_SECONDS = 5.0
-"""Longest wait for the database when the source closes or releases rows. After that, the thread alone waits for the
-statement."""
+"""Longest wait for the database when the source closes or releases rows. After this time, only the source's own thread
+waits for the statement."""
 
 
 class MarkPages:
     """`BatchSource` over a table whose rows a leader marks and purges. Each `open` takes a new leader id.
 
-    While the caller delivers a page, a thread marks the next page. The same transaction purges the records that were
-    committed to Kafka before it began.
+    While the caller delivers a page, a thread marks the next page. The transaction of this mark also purges the records
+    that were committed to Kafka before the transaction began.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class MarkPages:
         may_purge: Callable[[], bool] = lambda: True,
     ) -> None:
         """`backoff_seconds`: pause after a mark that found no rows. `names_ids`: positions list the ids of delivered
-        rows; without it, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
-        called just before a statement, and return whether the statement may run: a process that was frozen at that
-        point would otherwise take its successor's rows when it resumes."""
+        rows; if it is False, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
+        called just before a statement, and return True if the statement may run. Without them, a process that is frozen
+        at that point would take its successor's rows when it resumes."""
         self._may_mark, self._may_purge = may_mark, may_purge
         self._names_ids = names_ids
         self._source = source
@@ -72,14 +72,14 @@ class MarkPages:
         self._closed: Future[None] | None = None  # done when no call on the source is running any more
         self._limit = 0
         self._held: dict[int, None] = {}  # ids of read records that Kafka has not confirmed
-        self._left: set[int] = set()  # ids held before the last `open` and not read again since; still marked
+        self._left: set[int] = set()  # ids of marked rows that were held before the last `open`, and not read since
         self._batch: list[int] = []  # held ids that were sent in this batch
         self._delivered: list[int] = []  # ids of earlier batches, not purged yet
         self._purging: list[int] = []  # delivered ids that the pending statement purges
         self._server: Mapping[str, str] = {}  # WAL location after the commits of all read records
-        self._gone: set[int] = set()  # ids removed from the table after the pending mark began: it may return them
+        self._gone: set[int] = set()  # ids that the pending mark may return, but that were removed after it began
         self.parked: Mapping[tuple[str, str], int] = {}
-        """Lowest parked id by (topic, key), for the keys of the last page."""
+        """The lowest parked id of each (topic, key) in the last page that has parked records."""
 
     def open(self, position: Position | None) -> Position:
         self.await_closed()
@@ -111,8 +111,8 @@ class MarkPages:
         return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
 
     def _claim(self, limit: int) -> tuple[ClaimedRows, Sequence[Row], Sequence[int]]:
-        """Return all rows of the next mark, then the rows among them that this source does not hold already, and the
-        ids of the latter."""
+        """Return three values: the result of the next mark, its rows that this source does not hold already, and the
+        ids of these rows."""
         claimed = self._next(limit)
         self.parked = claimed.parked
         if not claimed.rows:
@@ -131,7 +131,7 @@ class MarkPages:
         return []
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
-        """Move records to the table of parked records, see `ClaimSource.park`. Later positions do not list them."""
+        """Move records to the table of parked records: see `ClaimSource.park`. Later positions omit their ids."""
         assert self._thread is not None  # noqa: S101 - made by `open`
         released = self._thread.submit(lambda source: source.park(refused, behind)).result()
         for each in {*refused, *behind} - released:
@@ -174,7 +174,9 @@ class MarkPages:
     def give_back(self) -> None:
         """See `BatchSource`. First purges delivered rows whose purge failed because its connection was lost."""
         if self._names_ids or (self._closed is not None and not self._closed.done()):
-            return  # a successor could not tell unmarked rows from rows to purge; or the database does not answer
+            # With `names_ids`, a successor could not distinguish unmarked rows from rows to purge. Without `names_ids`,
+            # the database does not answer.
+            return
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         with suppress(TimeoutError):
             self._thread.submit(self._give_back).result(_LAST_ANSWER_SECONDS)
@@ -211,14 +213,14 @@ class MarkPages:
 
     def _close(self, source: ClaimSource) -> None:
         if self._delivered:
-            # If this purge fails, the next `open` purges the rows, or the next leader, which may send them again.
+            # If this purge fails, the next `open` purges the rows. Another process that leads next may resend them.
             with suppress(DatabaseError, OutboxTableError):
                 self._fetch(source, 0, self._delivered)
                 self._delivered = []
         source.close()
 
     def await_closed(self) -> None:
-        """Wait until the calls made before `close` have ended: two threads must not use the source at once."""
+        """Wait until the calls made before `close` have ended, because two threads must not use the source at once."""
         if self._closed is not None:
             self._closed.result()
             self._closed = None
@@ -247,9 +249,9 @@ class MarkPages:
         return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
 
     def _quiet(self) -> None:
-        """Wait for the pending mark, then count its rows and the held rows as left behind: no later call uses the
-        leader id that they are marked with. Errors are ignored: the next read finds out whether the table is missing,
-        or only hidden for a while."""
+        """Wait for the pending mark, then count its rows and the held rows as left behind, because no later call uses
+        the leader id of their marks. Errors are ignored: the next read finds out whether the table is missing, or only
+        hidden for a while."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with suppress(DatabaseError, OutboxTableError):

@@ -1,7 +1,7 @@
-"""Prefetching: streams of rows by id. The next pieces of a stream are read while the caller delivers the last piece.
+"""Prefetching: while the caller delivers a piece of a stream of rows, a thread reads the next pieces.
 
-A separate thread runs the statements, and starts the statement of the next piece by itself, so that the server keeps
-reading while a batch is flushed and committed. The caller's thread decodes the rows.
+The thread runs the statements, and starts the statement of the next piece by itself. So the server continues to read
+while a batch is flushed and committed. The caller's thread decodes the rows.
 """
 
 from bisect import bisect_right
@@ -107,8 +107,8 @@ class Stream:
         return not wait(self._pending, timeout_seconds).not_done
 
     def _read(self, limit: int, connection: psycopg.Connection[Any]) -> Piece | None:
-        """Return the next piece, or None at the end of the stream. Also return None until a record above `PAGE_BYTES`
-        is taken: otherwise the record and the next piece would be in memory at once."""
+        """Return the next piece, or None at the end of the stream. Also return None while a record above `PAGE_BYTES`
+        waits to be taken, so that the record and the next piece are not in memory at once."""
         if self._is_over or self._is_held:
             return None
         cursor = self._found(limit, connection)
@@ -143,8 +143,8 @@ class Stream:
 
 
 def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Sequence[Row]:
-    """Merge the streams: return their next rows, ascending by id, up to `limit` rows and `PAGE_BYTES`. The result is
-    empty only if all streams are empty.
+    """Return the next rows of all streams, ascending by id, up to `limit` rows and `PAGE_BYTES`. The result is empty
+    only if all streams are empty.
 
     Also request the next pieces of the streams, unless a record above `PAGE_BYTES` is in memory.
     """

@@ -1,4 +1,4 @@
-"""Rows of an SQL_ASCII database, whose text has no encoding: some rows cannot be sent, and get the reason why.
+"""Rows of an SQL_ASCII database, whose text has no encoding. A row that cannot be sent is replaced by the reason.
 
 A value is bytes in Kafka, so a value that is not UTF-8 is sent as it is. Topic, key and headers are text in the clients
 and in the tables of parked records. A record with a topic, key or header that is not UTF-8 is never sent.
@@ -20,8 +20,8 @@ def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]:
 @overload
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]: ...
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]:
-    """Return the rows. A value that is not UTF-8 becomes bytes. A row that cannot be sent gets a single header value,
-    an `Unreadable` with the reason."""
+    """Return the rows, with each value that is not UTF-8 converted to bytes. A row that cannot be sent gets a single
+    header value instead of its headers: an `Unreadable` with the reason."""
     return [_readable(row) for row in rows] if has_no_encoding(connection) else rows
 
 

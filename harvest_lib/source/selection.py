@@ -22,7 +22,7 @@ COLUMNS: Mapping[str, sql.Composable] = {
     "kafka_header_values": sql.Identifier("kafka_header_values"),
     "create_time": sql.Identifier("create_time"),
 }
-"""The columns of the native table, by their names in a `Row`."""
+"""The column of the native table for each field of a record."""
 
 _ROW = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
@@ -32,7 +32,7 @@ _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
 class Selection:
     """A table, its columns, and a filter. The filter is a list of SQL conditions without parameters, each % doubled.
 
-    `columns` are SQL expressions over the columns of the table, by the name of the record's field (see `COLUMNS`).
+    `columns` maps each field of a record (see `COLUMNS`) to an SQL expression over the columns of the table.
     """
 
     table: sql.Identifier
@@ -43,8 +43,8 @@ class Selection:
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
         """Fill in a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} (the columns of a `Row`),
-        {parts} (ids, topic, key and time) and {filter}. The filter begins with AND; `conditions` replaces the
-        conditions of the selection."""
+        {parts} (ids, topic, key and time) and {filter}. The filter begins with AND. If `conditions` are given, they
+        replace the conditions of the selection."""
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
@@ -73,7 +73,7 @@ class SubscriptionFilter:
 
 
 FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter]
-"""Function that is called on each new connection, with the configured selection, and returns the filter to use."""
+"""Function that is called with each new connection and the configured selection. It returns the filter to use."""
 
 
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:

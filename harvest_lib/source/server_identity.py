@@ -1,9 +1,9 @@
-"""Checks of a connection's server: whether a position came from this server, and whether no record before it is lost.
+"""Checks of a connection's server: a position must come from this server, and the server must not have lost records.
 
-After a failover to an asynchronous standby, or after a restore, the server reuses transaction ids and record ids that
-were already read, for other records. A reader that continued at its position would silently skip the new records. So
-each position contains the server's system identifier, its timeline, and an LSN that was flushed to disk; each new
-connection is checked against these three.
+After a failover to an asynchronous standby, or after a restore, the server gives new records the transaction ids and
+record ids of records that were already read. A reader that continued at its position would silently skip the new
+records. So each position contains the server's system identifier, its timeline, and an LSN that was flushed to disk.
+The server of each new connection is compared with these three values.
 """
 
 import re
@@ -37,8 +37,8 @@ CASE WHEN NOT pg_is_in_recovery() AND current_setting('synchronous_standby_names
 ) END
 """
 """SQL expression: the LSN up to which the WAL was written when the statement ran, if the WAL was flushed up to that
-LSN; else NULL. If it is an LSN, all records in the statement's snapshot are on disk: the commit of a transaction is in
-the WAL before snapshots show the transaction as ended. A barrier would then flush nothing more. With synchronous
+LSN; else NULL. If the result is an LSN, all records in the statement's snapshot are on disk, since the commit of a
+transaction is in the WAL before snapshots show the transaction as ended. No barrier is needed then. With synchronous
 standbys the expression is NULL, since only a barrier waits for a standby.
 """
 
@@ -122,8 +122,8 @@ def barrier(connection: psycopg.Connection[Any]) -> str:
 
 
 def remedy_of(subscription: str, source: str = "") -> str:
-    """Return the next step for an error about a server that may lack records. For source `mark` it offers only the
-    mirror."""
+    """Return the next step for an error about a server that may lack records. For source `mark`, the text offers only a
+    rewind to the mirror."""
     return _REMEDY.format(name=subscription, places="mirror" if source == "mark" else "mirror|beginning|now|SNAPSHOT")
 
 
@@ -134,7 +134,7 @@ def check(
     `source` is the name of the position's source.
 
     Raises ServerRegressed if the server may lack records before the position: it belongs to another cluster, its WAL
-    ends before `before`, or its timeline forked before `before` (or at an LSN that the role may not read).
+    ends before `before`, its timeline forked before `before`, or this role may not read where its timeline forked.
     """
     now, forks = _place(connection)
     remedy = remedy_of(subscription, source)
@@ -180,7 +180,7 @@ def check(
 
 
 def check_transactions(connection: psycopg.Connection[Any], transaction_id: int, subscription: str) -> None:
-    """Raise CheckpointError if the server's transaction ids have not reached `transaction_id`, the highest of a
+    """Raise CheckpointError if the server has not assigned `transaction_id` yet, the highest transaction id of a
     position. Raise DatabaseUnavailable on a standby."""
     with translated():
         (row,) = connection.execute(_NEXT_TRANSACTION)
@@ -202,8 +202,8 @@ def lsn_number(lsn: str) -> int:
 
 
 def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerPlace) -> tuple[str, str | None]:
-    """Return the LSN at which `timeline` began, and the LSN at which its successor forked from it. The first is "" if
-    unknown. The second is None if `timeline` is the current timeline or not among its ancestors."""
+    """Return two LSNs: where `timeline` began ("" if unknown), and where its successor forked from it (None if
+    `timeline` is the current timeline, or no ancestor of the current timeline)."""
     known = forks or ()
     if timeline == now.timeline:
         return now.forked, None
@@ -214,8 +214,8 @@ def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerP
 
 
 def _forks(connection: psycopg.Connection[Any], timeline: str) -> Sequence[tuple[int, str]] | None:
-    """Return the ancestors of a timeline, oldest first, each as its number and the LSN at which its successor forked.
-    None if the history file cannot be read."""
+    """Return the ancestors of a timeline, oldest first: of each ancestor the number, and the LSN at which its successor
+    forked. Return None if the history file cannot be read."""
     if timeline == _FIRST_TIMELINE:
         return ()
     if _lacks_grant(connection):

@@ -17,9 +17,9 @@ import hashlib
 
 from psycopg import sql
 
-_HEX_DIGITS = 7  # 28 bits: the most that make an `int` without a sign
+_HEX_DIGITS = 7  # 28 bits: the most hex digits that always give an `int` of at least 0
 
-# The expression uses `mod`, since `%` would have to be written `%%` in statements with parameters only.
+# The expression uses `mod` instead of `%`: a statement with parameters needs `%%`, and a statement without needs `%`.
 _SHARD = "mod(('x' || left(md5(convert_to({column}, 'UTF8')), {digits}))::bit(28)::int, {shards})"
 
 

@@ -12,9 +12,10 @@ Promises
 - The source keeps no transaction open: the position contains both snapshots as text. So a window of any size can be
   read page by page, also by a later leader.
 - Returned records are on disk: after it takes a snapshot, the source commits a barrier, unless the server reports that
-  all WAL written so far is flushed. A poll that finds no records usually leaves the position unchanged: without a
-  flush, a crash could undo a transaction that the snapshot shows as ended, and its id would be reused. With a filter,
-  such polls save the position from time to time, after a barrier.
+  all WAL written so far is flushed. A poll that finds no records commits no barrier, and usually leaves the position
+  unchanged. If it moved the position without a barrier, a crash could undo a transaction that the snapshot shows as
+  ended, and the transaction's id would be reused. With a filter, such polls sometimes move the position, after a
+  barrier.
 - With an end at a snapshot, the source returns exactly the records in that snapshot, then a position with `until`, then
   nothing.
 
@@ -50,7 +51,7 @@ _CANCEL_SECONDS = 5.0
 
 
 class SnapshotSource(ConnectedSource):
-    """`BatchSource` over a table with `transaction_id`."""
+    """`BatchSource` that reads a table with `transaction_id` from snapshot to snapshot."""
 
     _prev = NOTHING
     _cur: Snapshot | None = None  # set while a window is being read by pages
@@ -116,7 +117,7 @@ class SnapshotSource(ConnectedSource):
         return Page(readable(by_id(found), connection), self._position(None), more=False)
 
     def _last_window(self, until: Snapshot, limit: int) -> Page | None:
-        """Read the records in the snapshot `until`, and no others. A position after `until` does not change."""
+        """Read the records in the snapshot `until`, and no others. A position already after `until` does not change."""
         if self._is_over:
             return None
         if not self._prev.covers(until):
@@ -128,7 +129,7 @@ class SnapshotSource(ConnectedSource):
         return Page([], {**self._position(None), "until": str(until)}, more=False)
 
     def _begin_window(self, cur: Snapshot, after: int) -> None:
-        """Read the window up to `cur` by pages, from the row after the id `after`."""
+        """Begin to read the window up to the snapshot `cur` by pages. The first page begins after the id `after`."""
         self._plan(Plans.FRESH)
         low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
         seen = {"from": str(self._prev.xmax), "now": str(cur)}
@@ -156,12 +157,12 @@ class SnapshotSource(ConnectedSource):
 
     def _end_window(self) -> None:
         """End the window: cancel its statements and wait for them. If the server is frozen but still acknowledges TCP,
-        the wait lasts until it answers, and this process cannot lead the shard again before that. A stop of the process
-        does not wait."""
+        the wait lasts until the server answers, and this process cannot lead the shard again before that. A stop of the
+        process does not wait for the server."""
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):
-            with suppress(psycopg.Error):  # repeated: the statement may not have been sent at the first cancel
+            with suppress(psycopg.Error):  # the loop cancels again: a first cancel may come before the statement
                 self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     # -- positions

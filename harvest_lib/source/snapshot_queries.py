@@ -4,7 +4,7 @@ No statement returns more than %(bytes)s bytes of records: see `by_bytes`.
 
 The snapshot *prev* does not see two groups of transactions: all in its in-progress list, and all from its xmax on.
 The statements find the records of both groups by the index on (transaction_id, id). They never search from the xmin of
-the snapshot: with an idle writer, every poll would then read all rows written since that writer began.
+the snapshot, because with an idle writer every poll would then read all rows written since that writer began.
 """
 
 from harvest_lib.source.by_bytes import all_or_none, within
@@ -47,15 +47,15 @@ FROM (SELECT pg_current_snapshot() AS snapshot) AS now
 LEFT JOIN LATERAL ({within(_FOUND)}) AS found ON true
 """  # noqa: S608 - a constant of this module
 
-# min({id}) alone would walk the primary key from its beginning, over all retained rows.
+# The addition of 0 prevents a walk of the primary key from its beginning, over all retained rows.
 EXTENT = """
 SELECT min({id} + 0), max({id} + 0) FROM {table}
 WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
   AND pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot)
 """
 
-# The statement uses the primary key, regardless of statistics: because of the CASE, the planner cannot use the index on
-# (transaction_id, id), which would need a sort for every page.
+# The statement uses the primary key, regardless of statistics. The index on (transaction_id, id) would need a sort for
+# every page, and because of the CASE the planner cannot use that index.
 _BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
@@ -68,8 +68,8 @@ FRESH_ALL = all_or_none(_BY_ID)
 
 FRESH = within(_BY_ID)
 
-# The statement compares (transaction_id, id): with an equality of transaction_id, the planner could choose the primary
-# key and read the records of all other transactions.
+# The statement compares (transaction_id, id), because with an equality of transaction_id the planner could choose the
+# primary key, and read the records of all other transactions.
 LATE = within("""
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (

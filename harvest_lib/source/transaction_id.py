@@ -1,8 +1,9 @@
 """The transaction_id source: it reads records by (transaction_id, id), up to the oldest transaction still open.
 
-Its position is simple: two numbers, which plain SQL can poll and advance as well. It has two limits. Records are in the
-order in which transactions *began* to write, so concurrent transactions may have committed the records of a key in
-another order. And a transaction that writes and then idles, in any database of the cluster, delays all readers.
+Its position is two numbers, so plain SQL can also poll the records and advance the position. The source has two limits.
+First, records are in the order in which transactions *began* to write, so concurrent transactions may have committed
+the records of a key in another order. Second, a transaction that writes and then idles, in any database of the cluster,
+delays all readers.
 
 Promises
 - Nothing is skipped: no record can appear any more below the oldest open transaction.
@@ -44,7 +45,7 @@ _HIGHEST_ID = 2**63 - 1
 
 
 class TransactionIdSource(ConnectedSource):
-    """`BatchSource` over a table with `transaction_id`."""
+    """`BatchSource` that reads a table in the order of (transaction_id, id)."""
 
     _transaction = 0
     _id = 0
@@ -126,8 +127,8 @@ def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
 
 
 def snapshot_of(position: Position) -> Snapshot | None:
-    """Return the snapshot that sees exactly the records before a position. None if the position is within a
-    transaction."""
+    """Return the snapshot that sees exactly the records before a position. Return None if the position is between the
+    records of a transaction."""
     if position["id"] != _HIGHEST_ID:
         return None
     following = int(position["transaction_id"]) + 1

@@ -3,11 +3,11 @@
 Promises
 - A command makes all its changes in a single transaction, under a lock that leaders also take before they lead.
 - A rewound subscription has a new generation, so positions saved earlier, in Postgres or in Kafka, are not valid any
-  more. This holds even if a subscription is removed and added again with the same name: a generation is never lower
-  than the time of its creation, in seconds.
+  more. This holds even if a subscription is removed and added again with the same name, because a generation is never
+  lower than the time of its creation, in seconds.
 - The snapshot at which a subscription begins is on disk before it is used, and is stored with its WAL location.
 - A snapshot belongs to a server. A snapshot of another server is refused. If the outbox came from another server, a
-  snapshot that may belong to that server is refused too. `LOW_WATERMARK@SYSTEM` names the server.
+  snapshot that may belong to that server is refused too. The form `LOW_WATERMARK@SYSTEM` names a snapshot's server.
 - Pending acknowledgements of delivered records stay pending, even if the subscription is rewound.
 """
 
@@ -73,7 +73,8 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The result of adding or rewinding a subscription. `to` is the snapshot where it continues, or `mirror`."""
+    """The result of adding or rewinding a subscription. `to` is the snapshot at which the subscription continues, or
+    `mirror`."""
 
     to: str
     generation: int
@@ -82,7 +83,7 @@ class Moved:
 
 
 class Subscriptions:
-    """The subscriptions of the outbox that `selection` reads. `connection`, the caller's, must be in autocommit.
+    """The subscriptions of the outbox that `selection` reads. The caller's `connection` must be in autocommit.
 
     All calls raise DatabaseError, and CheckpointError if a subscription is not in the state that the call requires.
     """
@@ -180,7 +181,8 @@ class Subscriptions:
         return Moved(to=str(at), generation=generation, is_led=False, warnings=self._dropped_before(at))
 
     def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
-        """Remove a subscription and return its last state. Without `force`, raises CheckpointError if it is led."""
+        """Remove a subscription and return its last state. If it has a leader, raises CheckpointError unless `force` is
+        set."""
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             shards = self.get(name)
@@ -199,7 +201,8 @@ class Subscriptions:
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
         """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`, which is the checkpoint in Postgres.
 
-        `source` names a new source. If its positions cannot express the old position, some records are sent twice.
+        `source` is the name of the new source, if the source changes. If positions of the new source cannot express the
+        old position, some records are sent twice.
         """
         if source is not None and source not in SOURCES:
             raise unknown_source(source)
@@ -273,7 +276,7 @@ class Subscriptions:
         self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        """Run a statement. {table} in it is the table of subscriptions, {parked_ids} the table of parked ids."""
+        """Run a statement in which {table} is the table of subscriptions, and {parked_ids} the table of parked ids."""
         tables = {"table": self.outbox.subscriptions.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(each) for name, each in tables.items()}
         return self.connection.execute(sql.SQL(statement).format(**names), values)
@@ -308,7 +311,8 @@ class Subscriptions:
                 ) from error
 
     def _dropped_before(self, at: Snapshot) -> list[str]:
-        """Return a warning, in a list, if a subscription that begins at `at` may miss records of dropped segments."""
+        """Return a list with a warning if a subscription that begins at `at` may miss records of dropped segments. Else
+        return an empty list."""
         with translated():
             bounds = [each for (each,) in self.connection.execute(_BOUNDS, (str(self.outbox),))]
             if not bounds or any("MINVALUE" in each for each in bounds):

@@ -45,8 +45,8 @@ SELECT {numbers}, coalesce(min(id), (SELECT min(id) FROM found))::bigint, (SELEC
 FROM waiting
 """
 
-# For a window that is being read by pages, if all records that _BEHIND has found are delivered: finds the records after
-# the id `done`. There may be older records that this search does not find.
+# This statement runs if a window is being read by pages, and all records that _BEHIND has found are delivered. It finds
+# the records after the id `done`, but not all older undelivered records.
 _AHEAD = """
 WITH ahead AS (
   SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
@@ -55,7 +55,7 @@ WITH ahead AS (
 SELECT {numbers}, min(id)::bigint, true, 0 FROM ahead
 """
 
-# If no checked record is undelivered: finds the first record that may be.
+# This statement runs if all checked records are delivered. It finds the first record that may be undelivered.
 _NEXT = """
 SELECT {numbers}, min(id)::bigint, true, 0
 FROM (SELECT {parts} FROM {table} WHERE {id} >= %(next)s ORDER BY {id} LIMIT 1) AS next
@@ -83,7 +83,7 @@ class Backlog:
 
     `is_estimate`: the number is an estimate, and there may be older records. `counted`: the number of records that are
     certainly undelivered. `first_id`: the lowest id that is, or may be, undelivered. `marked`: the number of counted
-    records that are marked. `epoch`: the epoch of the leader, None if the source is `mark`, whose terms have none."""
+    records that are marked. `epoch`: the leader's epoch; None if the source is `mark`, whose terms have no epoch."""
 
     records: int
     oldest_age_seconds: float | None = None
@@ -125,7 +125,7 @@ def backlog_behind(
     most: int = MOST,
 ) -> Backlog:
     """Return the backlog of a shard: the records after its position that pass its filter. `share` is (number of the
-    shard, number of shards). Checks about `most` records, and again as many if a window is being read by pages."""
+    shard, number of shards). Checks about `most` records, or about twice `most` if a window is being read by pages."""
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     position = position or {}
     values = values_of(source, position, most)

@@ -8,8 +8,8 @@ Promises
 - No row before the last checkpoint is delivered again. If the last checkpoint is in Kafka, it is read from Kafka.
 - Moved rows are delivered before rows written on this server. The records of a key are delivered in order of id.
 - Records that are deferred, parked or not yet acknowledged remain so.
-- If a move is killed, nothing has changed. A repeated move changes nothing more. If a necessary fact cannot be
-  determined, an error names the option with which the operator supplies it.
+- A move that is killed changes nothing. After a complete move, a repeated move changes nothing more. If a necessary
+  fact cannot be determined, an error names the option with which the operator supplies the fact.
 
 After pg_upgrade, transaction ids continue, so positions do not change, and no row is changed.
 """
@@ -56,7 +56,7 @@ Fetch = Callable[[SubscriptionShard], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedOutbox:
-    """The result of a move. `waiting` is the number of moved rows that are not yet delivered, by subscription."""
+    """The result of a move. `waiting` maps each subscription to its number of moved rows that are not yet delivered."""
 
     from_system: str
     to_system: str
@@ -68,7 +68,8 @@ class Moving:
     """The move of all subscriptions of an outbox to this server. `fetch` reads checkpoints from Kafka."""
 
     def __init__(self, subscriptions: Subscriptions, fetch: Fetch, *, from_mirror: bool = False) -> None:
-        """`from_mirror`: continue from the mirrors in Postgres; records delivered after them are delivered again."""
+        """`from_mirror`: continue from the mirrors in Postgres. Records that were delivered after the mirrors were
+        written are delivered again."""
         self._subscriptions = subscriptions
         self._connection = subscriptions.connection
         self._outbox = subscriptions.outbox
@@ -76,7 +77,8 @@ class Moving:
         self._from_mirror = from_mirror
 
     def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
-        """Move the subscriptions. Return None if all belong to this server. `last_id` is the old server's last id.
+        """Move the subscriptions. Return None if all subscriptions already belong to this server. `last_id` is the last
+        id of the old server.
 
         Raises CheckpointError if a subscription has a leader, or if its last checkpoint is unavailable. Raises
         OutboxTableError if it cannot be determined which rows were moved.
@@ -141,7 +143,8 @@ class Moving:
     # -- delivered records
 
     def _last(self, shard: SubscriptionShard) -> OutboxCheckpoint | None:
-        """Return a shard's last checkpoint, from Kafka if Postgres has only a mirror; None if it has no position."""
+        """Return a shard's last checkpoint, or None if the shard has no position. If Postgres has only a mirror of the
+        checkpoint, read the checkpoint from Kafka."""
         mirror = shard.checkpoint
         if mirror is None or mirror.position is None:
             return None
@@ -247,7 +250,7 @@ _NOWHERE = server_identity.ServerPlace(system="", timeline="", lsn="").as_json()
 
 
 def kafka_checkpoints(config: HarvestConfig) -> Fetch:
-    """Return a function that reads the checkpoint of a shard in Kafka, from the topic that it was written to."""
+    """Return a function that reads a shard's last checkpoint in Kafka, from the topic to which it was written."""
     settings = config.kafka_settings(for_producer=False)
 
     def fetch(shard: SubscriptionShard) -> Mapping[str, Any] | None:
@@ -283,7 +286,8 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
 
 
 def _delivered(shard: SubscriptionShard, last: OutboxCheckpoint | None) -> sql.Composable:
-    """Return the SQL condition for delivered rows of a shard, as long as rows have the old server's transaction ids."""
+    """Return the SQL condition that is true for the delivered rows of a shard. It applies only as long as the rows have
+    the old server's transaction ids."""
     if last is None or last.position is None:
         return sql.SQL("false")
     position = last.position

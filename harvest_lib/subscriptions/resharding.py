@@ -6,8 +6,8 @@
 
 Promises
 - The new shards begin where all old shards ended: no record is skipped, and no record is delivered twice.
-- A leader of an old shard, dead or alive, can save or deliver nothing that the new shards do not take into account: it
-  has stopped before its row is deleted, and a later save is refused.
+- The new shards take into account everything that the leaders of old shards have delivered and saved: each leader has
+  stopped before its row is deleted, and later saves are refused, even if the leader is still alive.
 - If the change is not finished in time, the shards continue as before.
 """
 
@@ -31,8 +31,8 @@ from harvest_lib.subscriptions.starting_points import place_of, position_at
 _POLL_SECONDS = 0.1
 
 _STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
-# Deletes parked ids that were sent. The statement runs after the rows of the subscription are locked: it has waited for
-# any running save.
+# Deletes parked ids whose records were sent. The statement runs after the rows of the subscription are locked, so no
+# save is running any more.
 _FORGET_SENT = """
 DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
 """
@@ -42,7 +42,8 @@ _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharded:
-    """The result: the number of shards before and after, and the snapshot `at` which the new shards begin."""
+    """The result of a resharding: the number of shards before and after it. `at` is the snapshot at which the new
+    shards begin."""
 
     before: int
     after: int
@@ -85,9 +86,9 @@ class Resharding:
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
-        """Wait until every shard has stopped. Return the snapshot at which all shards stand: `at`, or the snapshot
-        where their last leaders left them, if the leaders ended before they read `at`. Return None if a shard was
-        already after `at`."""
+        """Wait until every shard has stopped, and return the snapshot at which all shards have stopped. This is `at`,
+        or, if the last leaders ended without reading up to `at`, the snapshot that they had reached. Return None if a
+        shard was already after `at`."""
         reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
@@ -142,8 +143,8 @@ class Resharding:
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
 
     def _move_parked(self, rows: Sequence[SubscriptionShard]) -> None:
-        """Delete parked ids whose records were sent in a retry, and assign the others to the new shards of their
-        keys."""
+        """Delete parked ids whose records were sent in a retry, and assign all other parked ids to the new shards of
+        their keys."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
         if not outbox.parked_ids.exists(connection):
             return
@@ -171,8 +172,8 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
 
 
 def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
-    """Return the snapshot at which all shards stand. Return None if there is no such snapshot, if any shard has a
-    leader, or if the checkpoint of any shard is not in Postgres."""
+    """Return the snapshot that all shards have as their position. Return None if there is no such snapshot, if any
+    shard has a leader, or if the checkpoint of any shard is not in Postgres."""
     places = set()
     for each in shards:
         position = each.checkpoint.position if each.checkpoint is not None else None

@@ -54,7 +54,7 @@ class SubscriptionShard:
     until: str | None
     checkpoint: OutboxCheckpoint | None
     checkpoint_trouble: str = ""
-    """Why the checkpoint in Postgres cannot be read; `checkpoint` is then None. Empty if it can be read."""
+    """The reason why the checkpoint in Postgres is unreadable; `checkpoint` is then None. Empty without a problem."""
     refusal: str = ""
     """Stored evidence that the server lacks harvested records, with the command to run; empty without evidence."""
     updated_at: datetime
@@ -85,9 +85,9 @@ def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
 
 
 def mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> OutboxCheckpoint:
-    """Return the checkpoint in Postgres, the mirror, as a checkpoint of the current server at `place`. If the server
-    was restored, the mirror was restored with it, so earlier forks of the timeline do not matter. Raises
-    CheckpointError if the mirror has no position or cannot be read, and ConfigError for a conversion from `mark`."""
+    """Return the checkpoint in Postgres (the mirror), with the WAL location `place` of the current server. Earlier
+    forks of the timeline do not matter: if the server was restored, the mirror was restored too. Raises CheckpointError
+    if the mirror has no position or cannot be read, and ConfigError for a conversion from `mark`."""
     kept = shard.checkpoint
     if shard.checkpoint_trouble:
         raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
@@ -116,8 +116,8 @@ def mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapp
 
 
 def _readable(row: Mapping[str, Any]) -> tuple[OutboxCheckpoint | None, str]:
-    """Return the checkpoint of a row, or None and the reason why it cannot be read. It raises no error, so that the
-    other rows can be read."""
+    """Return two values: the checkpoint of a row or None, and the reason if the checkpoint cannot be read (else an
+    empty text). An unreadable checkpoint raises no error, so that the other rows can be read."""
     if not (saved := row["checkpoint"]):
         return None, ""
     try:

@@ -25,8 +25,8 @@ _READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::tex
 def anchor(
     connection: psycopg.Connection[Any], outbox: OutboxTable, text: str, checkpoints: Checkpoints
 ) -> tuple[Snapshot, server_identity.ServerPlace]:
-    """Return the snapshot that `text` means, and its WAL location. `text` is `beginning`, `now` or a snapshot. All
-    records in the returned snapshot are on disk.
+    """Return two values: the snapshot that `text` means, and a WAL location. `text` is `beginning`, `now` or a
+    snapshot. All records in the returned snapshot are on disk, before the WAL location.
 
     Raises CheckpointError for a snapshot that belongs, or may belong, to another server.
     """

@@ -58,13 +58,13 @@ from harvest_lib.record import Row
 from harvest_lib.source import BatchSource, ClaimSource, MarkPages
 
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS = 3.0, 30.0
-"""Seconds until a standby first checks that the leaders deliver with the same settings, and seconds between checks."""
+"""Seconds until a standby first checks that the leaders deliver with the same settings, and between two checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """The parts that an embedding program provides. If it provides a source or a delivery, the harvester marks the
-    table."""
+    """The parts that an embedding program provides. If the program provides a source or a delivery, the harvester marks
+    the table."""
 
     source: ClaimSource | None = None
     delivery: Delivery | None = None
@@ -129,12 +129,12 @@ class Engine:
         self._watch = self._watch_of(0) if self._purges else None
         self._pages: MarkPages | None = None  # the pages of the previous term, if rows are purged without checkpoints
         self._check_at = boot_seconds() + _FIRST_CHECK_SECONDS
-        # kept over all terms, so that an error is logged once
+        # The same object serves all terms, so that an error is logged once.
         self._maintenance = Maintenance(config, table)
 
     def stand_by(self) -> None:
         """Check, every `_CHECK_SECONDS`, that the current leaders deliver the same outbox with the same settings. If
-        not, raise CheckpointError or PoolConflict."""
+        they do not, raise CheckpointError or PoolConflict."""
         if self._purges or boot_seconds() < self._check_at:
             return
         self._check_at = boot_seconds() + _CHECK_SECONDS
@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """The topics to which partitions were added, if they are stored only in this process; else empty."""
+        """The additions of partitions to topics, if only this process stores the additions; else empty."""
         return self._watch.added if self._watch is not None else ()
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
@@ -215,7 +215,7 @@ class Engine:
         return _Ends(source=source, delivery=delivery, store=store, parking=parking)
 
     def _watch_of(self, shard: int) -> PartitionWatch:
-        """Return the watch for added partitions. It stores its findings in the subscription's row, if there is one."""
+        """Return the watch for added partitions. If the subscription has a row, the watch stores its findings there."""
         config, topics = self._config, self._topics[shard]
         memory = None
         if not self._purges:

@@ -1,4 +1,4 @@
-"""Functions that make the parts of a harvester which its configuration names: source, delivery, store, parking."""
+"""Functions that make the parts of a harvester according to its configuration: source, delivery, store, parking."""
 
 from functools import partial
 from typing import assert_never
@@ -53,8 +53,8 @@ def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
 
 
 def _marking(config: HarvestConfig) -> str:
-    """Return the connection string with an application name by which other processes recognize a session that marks,
-    unless the user has set a name."""
+    """Return the connection string. If the user has not set an application name, add the name by which other processes
+    recognize a session that marks."""
     return make_conninfo(config.data_source.conninfo(), fallback_application_name=MARKS)
 
 
@@ -149,8 +149,8 @@ def make_purging_pages(config: HarvestConfig, source: ClaimSource, term: Term) -
     """Return the pages of a table that is marked and delivered at least once.
 
     As soon as another process may lead, the pages mark no more rows, and purge delivered rows only with the delivery
-    `barrier`. With `pipelined`, the other process may already have sent the first rows again. If the later rows were
-    purged now, consumers would get the repeated row as the last record of its key.
+    `barrier`. With `pipelined`, the other process may already have sent the first rows again. If this process then
+    purged later rows, consumers would get a repeated row as the last record of its key.
     """
     always = config.delivery == "barrier"
     return MarkPages(
@@ -209,8 +209,8 @@ def make_kafka_store(
 def make_checkpoints(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
 ) -> CheckpointTable:
-    """Return the checkpoint table of a shard in Postgres. With a `pool`, it refuses to depose a leader of another
-    pool."""
+    """Return the checkpoint table of a shard in Postgres. With a `pool`, the table refuses to depose a leader of
+    another pool."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
     rivals = make_rivals(config, pool) if pool is not None else None
     return CheckpointTable(

@@ -1,7 +1,8 @@
 """Two steps before a term that marks and purges: one for pending acknowledgements, one for other readers.
 
-- A leader with the delivery `sequenced` may have stored acknowledgements and died before it wrote them to Kafka. Their
-  rows are purged, so no other process would write the acknowledgements, and readers would never see the records.
+- A leader with the delivery `sequenced` may have stored acknowledgements and died before it wrote them to Kafka. The
+  rows of their records are purged, so no other process would write these acknowledgements, and readers would never see
+  the records.
 - Subscriptions may read the table. A term that marks would delete records that these subscriptions have not read.
 """
 
@@ -79,7 +80,7 @@ def acknowledge_pending(
     config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
 ) -> None:
     """Write pending acknowledgements to Kafka, under a new epoch that fences the previous leader. Acknowledgements for
-    a missing topic stay pending. Raises CheckpointError as `refuse_readers`, or another HarvestError."""
+    a missing topic stay pending. Raises CheckpointError as `refuse_readers` does, or another HarvestError."""
     with connect(config.data_source.conninfo()) as connection:
         if not refuse_readers(connection, config, table):
             return

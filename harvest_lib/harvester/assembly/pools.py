@@ -72,8 +72,9 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 
 
 def _fence(config: HarvestConfig) -> str:
-    """Return what fences the predecessor of a leader, see `leadership.last_leaders`; empty if nothing does. Marked
-    records are protected only by the leader id, which a late leader may still take for valid."""
+    """Return a text that names what fences the predecessor of a leader: see `leadership.last_leaders`. Return an empty
+    text if nothing fences it. Nothing fences a leader that marks: only the leader id protects marked records, and a
+    late leader may still take its own id for valid."""
     if config.mode.marks:
         return ""
     match config.delivery:
@@ -159,7 +160,7 @@ def refuse_group(config: HarvestConfig) -> str:
     in Postgres. If Kafka does not report the members, log and return the reason; else return an empty text.
 
     goharvest elects through Kafka, as does a pool with `leadership: neli`. An election through Kafka and an election
-    through Postgres do not see each other, and a leader that marks stores no row that would reveal it.
+    through Postgres do not see each other, and a leader that marks stores no row by which it could be detected.
     """
     group = config.leader_group_id
     try:

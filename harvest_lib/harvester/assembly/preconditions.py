@@ -1,10 +1,10 @@
 """Preconditions of a harvester: checks of its tables and of both servers, for a start and for `harvest check`.
 
 Promises
-- A start and `harvest check` run the same checks. So a start does not fail in a check that `harvest check` has passed.
+- A start and `harvest check` run the same checks. So a check that succeeds in `harvest check` also succeeds at a start.
 - A start first creates missing side tables. `harvest check` creates no table, and skips the checks of tables that a
   start would create.
-- A check changes nothing, except that a start that is refused stores the reason in the subscription's row.
+- A check changes nothing, with one exception: a start that is refused stores the reason in the subscription's row.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,8 +60,9 @@ _TOPICS = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscriptio
 
 
 class Preconditions:
-    """The preconditions of a configuration with `auto` resolved. `mode` is by default that of the configuration; it
-    differs if an embedding program provides parts. Without `pool`, other pools are not detected."""
+    """The preconditions of a configuration with `auto` resolved. `mode` is by default the reading mode of the
+    configuration; the mode differs if an embedding program provides parts. Without `pool`, other pools are not
+    detected."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Preconditions:
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
         self._are_made = False  # True after a start has created the side tables
-        self._rivals: Rivals | None = None  # kept over all terms, so that a rival is logged once
+        self._rivals: Rivals | None = None  # the same object serves all terms, so that a rival is logged once
 
     def require(self, connection: psycopg.Connection[Any]) -> None:
         """Create missing side tables, run the checks of a start, and raise the error of the first check that fails."""
@@ -124,7 +125,7 @@ class Preconditions:
             self._table.check_native(connection)
 
     def _make_tables(self, connection: psycopg.Connection[Any]) -> None:
-        """Create missing side tables. Raise OutboxTableError if a table is missing that this role may not create."""
+        """Create missing side tables. Raise OutboxTableError if this role may not create a missing table."""
         makers = [ParkedRecords(self._table).create] if self._mode.parks_rows else []
         makers += [partial(create_beside, outbox=self._table)] if self._mode.keeps_checkpoints else []
         for make in makers:
@@ -136,7 +137,7 @@ class Preconditions:
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
         """Raise OutboxTableError if a side table lacks columns, or if it is missing. With `makes`, a missing table is
-        accepted if this role may create it, since a start would do so."""
+        accepted if this role may create it, since a start would create it."""
         table, user = self._table, connection.info.user
         needed = [table.subscriptions, table.parked_ids] if self._mode.keeps_checkpoints else []
         needed += [table.parked] if self._mode.parks_rows else []
@@ -200,8 +201,8 @@ class Preconditions:
         return self._are_made or table.exists(connection)
 
     def with_kafka(self, connection: psycopg.Connection[Any]) -> list[Check]:
-        """Return the checks that concern both Postgres and Kafka; none if the reading mode stores no checkpoints. Each
-        check opens separate connections."""
+        """Return the checks that concern both Postgres and Kafka, each with separate connections. If the reading mode
+        stores no checkpoints, return an empty list."""
         if not self._mode.keeps_checkpoints:
             return []
 
@@ -225,8 +226,8 @@ class Preconditions:
             self._rivals.refuse(connection, tell=tell)
 
     def _rehearse(self, connection: psycopg.Connection[Any]) -> None:
-        """Try the operations of a leader and undo them. Raises DatabaseAccessDenied if Postgres refuses one: after a
-        start, a leader would only wait and retry."""
+        """Try the operations of a leader and undo them. Raises DatabaseAccessDenied if Postgres refuses an operation.
+        Without this rehearsal, the start would succeed, and a leader would wait and retry."""
         config, table = self._config, self._table
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, config.source, 0, pool)
@@ -244,9 +245,10 @@ class Preconditions:
             connection.execute(rows.fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def refuse_another(self, shards: Iterable[int] = (0,), *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the checkpoints under the configured names in Kafka belong to another outbox, or,
-        with `lost`, if the checkpoint is missing there. Raise ServerRegressed if the server lacks records before the
-        checkpoint in Kafka. These checks fence no leader; the leader of each shard repeats them later."""
+        """Raise CheckpointError if a checkpoint in Kafka, under the configured names, belongs to another outbox. With
+        `lost`, also raise CheckpointError if Kafka lacks a checkpoint. Raise ServerRegressed if the server lacks
+        records before a checkpoint in Kafka. These checks fence no leader; the leader of each shard repeats them
+        later."""
         config = self._config
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         for shard in shards:

@@ -93,7 +93,7 @@ def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Pr
                 next_step=f"set `transaction.max.timeout.ms` of the brokers to {TRANSACTION_SECONDS * 1000} or more "
                 f"(the default is 900000); {WITHOUT}",
             ) from error
-        if error.args[0].code() not in FENCED:  # fenced by the same check of another process: Kafka permits it
+        if error.args[0].code() not in FENCED:  # fenced by another process's check: Kafka permits transactions
             raise KafkaUnavailable(
                 f"Kafka has begun no transaction in {_SECONDS:g} s",
                 evidence=error.args[0].str(),

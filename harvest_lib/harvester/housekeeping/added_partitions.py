@@ -1,8 +1,9 @@
 """Detection of topics to which partitions were added: their keys then hash to other partitions and lose their order.
 
 During a term, a separate thread queries the brokers every half minute for the numbers of partitions. It queries the
-topics that the term's records name, and the topics that the subscription has delivered to before. In a shorter term, as
-in `run --drain`, it queries once at the end. The numbers are stored in the row of the subscription (column `leader`).
+topics that the term's records name, and the topics that the subscription has delivered to before. In a term of less
+than half a minute, as in `run --drain`, it queries once at the end. The numbers are stored in the row of the
+subscription (column `leader`).
 So a harvester that was not running when partitions were added logs the change after its start. `source: mark` has no
 such row: then a process detects only changes that occur while it runs.
 """
@@ -46,7 +47,7 @@ WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
 """
 
 Known = dict[str, dict[str, Any]]
-"""Stored numbers by topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
+"""The stored values of each topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
 
 
 _READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"

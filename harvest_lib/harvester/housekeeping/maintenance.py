@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 60.0
 _PATIENCE_SECONDS = 1.0
-"""Longest time for the attempts at a change in one round. It is short because each attempt may block writers for 0.2 s,
-and if a transaction is open for hours, the rounds repeat the attempts for hours."""
+"""Longest time for the attempts at a change in one round. It is short because each attempt may block writers for 0.2 s.
+If a transaction is open for hours, each round in these hours repeats the attempts."""
 
 
 class Maintenance:

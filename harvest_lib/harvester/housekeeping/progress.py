@@ -1,6 +1,6 @@
 """The progress line that a leader writes to the log every minute: records delivered, rate, age of the backlog.
 
-It is written on a separate thread and uses a separate connection, so that no record waits for it.
+A separate thread writes the line, and uses a separate connection, so that no record waits for the line.
 """
 
 import logging

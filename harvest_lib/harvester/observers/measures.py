@@ -35,7 +35,7 @@ class LatencySample:
         self._acked_at: float | None = None
 
     def aged(self, age_seconds: float, now: float) -> None:
-        """Store the record's age at the time `now` (boot seconds). The age is by the database's clock."""
+        """Store the record's age at the time `now` (boot seconds). The age is measured by the database's clock."""
         with self._lock:
             self._created_at = now - age_seconds
             self._observe_if_known()

@@ -4,8 +4,9 @@ Promises
 - The span of a batch lasts from the hand-over of its first record to its commit, in a separate trace. It has links to
   the recorded spans in which its records were written, MOST_LINKS at most.
 - The span reads at most the first MOST_ROWS rows of a batch, so that the cost in a backlog is bounded. The span of a
-  longer batch has no topic. If rows are handed over natively, reading costs almost nothing, and the span reads all.
-- Records are not changed. A malformed header `traceparent` only loses its link.
+  longer batch has no topic. If rows are handed over natively, reading costs almost nothing, and the span reads all
+  rows.
+- Records are not changed. For a malformed header `traceparent`, only the link is missing.
 """
 
 import logging
@@ -84,8 +85,8 @@ class BatchTracing:
 
 
 def batch_tracing(config: HarvestConfig, shard: int) -> Sequence[BatchTracing]:
-    """Return the observer that makes spans for a shard's batches, in a list; the list is empty without a tracer
-    provider."""
+    """Return a list with the observer that makes spans for a shard's batches. Without a tracer provider, return an
+    empty list."""
     tracer = None
     with Harmless(_log, "tracing_unavailable"):
         tracer = configured_tracer()

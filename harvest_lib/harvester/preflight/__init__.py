@@ -1,7 +1,7 @@
 """Preflight checks for a harvester: configuration, Postgres, Kafka and clocks. They report all problems at once.
 
 The checks change nothing, with a single exception: for `delivery: transactional`, they register a separate
-transactional id in Kafka. There is no other way to check that right.
+transactional id in Kafka. There is no other way to check the right to use transactions.
 """
 
 import time
@@ -19,7 +19,7 @@ __all__ = ["Finding", "Report", "inspect"]
 
 def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
     """Run all checks for a harvester with this configuration, and return the report. `topics` are checked in addition
-    to the topics that records of the outbox and the subscription name."""
+    to the topics of the outbox's records and the topics of the subscription."""
     report = Report()
     _check_certificates(config, report)
     found = check_postgres(config, report)

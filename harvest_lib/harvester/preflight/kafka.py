@@ -34,7 +34,7 @@ from harvest_lib.kafka_client import (
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
 _SAFE_COPIES = 2
-"""Number of copies of a record with which it survives the loss of a broker."""
+"""A record with this number of copies survives the loss of a broker."""
 _NO_COORDINATOR = (
     ClientError.COORDINATOR_NOT_AVAILABLE,
     ClientError.NOT_COORDINATOR,
@@ -47,7 +47,7 @@ def check_kafka(
     config: HarvestConfig, topics: Collection[str], report: Report, with_postgres: Sequence[Check] = ()
 ) -> None:
     """Report problems of Kafka for a harvester that delivers to `topics`. `with_postgres` are checks that need both
-    servers; they run if the brokers answer."""
+    servers. These checks run only if the brokers answer."""
     if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
         return
     settings = config.kafka_settings(for_producer=False)
@@ -144,7 +144,8 @@ class _Cluster:
         self._result(future, "topic", topic, "Alter")
 
     def _compacted(self, topic: str) -> None:
-        """Warn if Kafka removes checkpoints by age or size: the default of topics that the harvester did not create."""
+        """Warn if Kafka removes checkpoints by age or size. This is Kafka's default for a topic that the harvester did
+        not create."""
         policy = self._configured(topic).get("cleanup.policy", "") if topic in self._present else ""
         if removes_checkpoints(policy):
             self._report.warn(
@@ -260,8 +261,8 @@ class _Cluster:
             raise translate(error.args[0], settings=self._settings) from error
 
     def _require(self, resource: Resource, name: str, allowed: Any, needed: Mapping[str, AclOperation]) -> None:
-        """Raise KafkaAccessDenied if `allowed` lacks needed operations. It is None for brokers without ACLs, which
-        allow all operations."""
+        """Raise KafkaAccessDenied if `allowed` lacks needed operations. `allowed` is None if the brokers have no ACLs
+        and so allow all operations."""
         if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
             raise self._denied(
                 resource, name, missing, f"allowed: {', '.join(each.name for each in allowed) or 'none'}"

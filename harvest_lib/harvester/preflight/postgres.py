@@ -51,8 +51,8 @@ _FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 @dataclass(slots=True)
 class Found:
-    """What the checks of Kafka need from Postgres: the topics that records or the subscription name, and the checks
-    that need both servers."""
+    """The results that the checks of Kafka need from Postgres: the topics of the records and of the subscription, and
+    the checks that need both servers."""
 
     topics: set[str] = field(default_factory=set)
     checks: list[Check] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Found:
 
 
 def check_postgres(config: HarvestConfig, report: Report) -> Found:
-    """Report problems of Postgres, and return what the checks of Kafka need from Postgres."""
+    """Report problems of Postgres, and return the results that the checks of Kafka need."""
     conninfo = config.data_source.conninfo()
     with ExitStack() as opened:
         connections: list[psycopg.Connection[Any]] = []
@@ -178,8 +178,8 @@ class _Table:
             self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
 
     def _topics(self) -> Collection[str]:
-        """Return the topics of records and of the subscription. If this role may not read the tables, an earlier check
-        has reported that, and topics are left out."""
+        """Return the topics of records and of the subscription. Tables that this role may not read are left out; an
+        earlier check has reported them."""
         found: set[str] = set()
         selection = make_selection(self._config, self._table)
         names = {"topic": selection.columns["kafka_topic"], "id": selection.columns["id"], "table": selection.table}

@@ -115,7 +115,7 @@ def _of_the_outbox(seen: LatestSample) -> Iterator[Reading]:
 
 
 def _noticed(added: Sequence[Added]) -> Mapping[Labels, float]:
-    """Return the time at which added partitions were detected, by topic, for the `MOST_TOPICS` latest."""
+    """Return the time at which added partitions were detected, for each of the `MOST_TOPICS` latest topics."""
     newest = sorted(added, key=lambda each: each.noticed_at)[-MOST_TOPICS:]
     return {(each.topic,): each.noticed_at.timestamp() for each in newest}
 
@@ -127,7 +127,7 @@ def _each(shards: list[tuple[str]], seconds: tuple[str, ...]) -> list[tuple[str,
 def _from_zero(
     counts: Counts, expected: Iterator[Labels] | list[tuple[str]] | list[tuple[str, str]]
 ) -> Mapping[Labels, float]:
-    """Return the counts, and 0 for expected labels without a count: to compute a rate, a count must begin at 0."""
+    """Return the counts, and 0 for expected labels without a count, because rates need counts that begin at 0."""
     return {**dict.fromkeys(expected, 0), **counts.read()}
 
 

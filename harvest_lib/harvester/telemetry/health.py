@@ -7,7 +7,7 @@ from harvest_lib.telemetry.health import Verdict
 
 
 def live(harvest: Harvest) -> Verdict:
-    """Return the verdict on liveness: healthy if the harvester's main loop turns. Servers do not affect it."""
+    """Return the verdict on liveness: healthy if the harvester's main loop turns, even if a server is down."""
     if harvest.is_responsive:
         return Verdict(is_healthy=True, reason="it turns")
     if harvest.state is State.RUNNING:

@@ -3,8 +3,8 @@
 Promises
 - Postgres is queried for a sample only when `seen` is called, at most once a second for any number of callers. During
   delivery, it is also queried for the age of a single record each second. A listener calls `seen` every five seconds.
-- A caller waits at most until a second after the query was sent. So if Postgres hangs, only the first caller waits. The
-  caller then gets no sample, but the reason that Postgres does not answer.
+- A caller waits at most until a second after the query was sent. So if Postgres hangs, only the first caller waits.
+  Callers then get no sample, but a text with the reason: Postgres does not answer.
 - No statement runs for longer than a few seconds.
 """
 
@@ -48,7 +48,7 @@ _MOST_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestSample:
-    """The latest result of the sampler. If Postgres does not answer, `sample` is None and `reason` says why.
+    """The latest result of the sampler. If Postgres does not answer, `sample` is None, and `reason` is the reason.
     `stalled_seconds` is the time since the last known progress of the backlog."""
 
     sample: OutboxSample | None = None
@@ -67,9 +67,9 @@ class CheckpointAges:
         self._seen: dict[Labels, tuple[tuple[int, int], datetime]] = {}
 
     def of(self, shards: Sequence[SubscriptionShard]) -> Mapping[Labels, float]:
-        """Return the seconds since each checkpoint was written, by subscription and shard, by the database's clock. If
-        a row was updated since the last sample without a new checkpoint, the earlier time counts. Shards without a
-        checkpoint are left out."""
+        """Return the age of each checkpoint in seconds, measured by the database's clock. The labels are subscription
+        and shard. If a row was updated since the last sample without a new checkpoint, the earlier time counts. Shards
+        without a checkpoint are left out."""
         before, self._seen = self._seen, {}
         ages: dict[Labels, float] = {}
         for shard in shards:
@@ -91,7 +91,7 @@ class Sampler:
         self._changed = threading.Condition()
         self._latest = LatestSample()
         self._asked_at = self._answered_at = float("-inf")
-        self._good_at = boot_seconds()  # time of the last successful sample; before that, of the start
+        self._good_at = boot_seconds()  # time of the last successful sample; before the first sample, of the start
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._reader: SampleReader | None = None
@@ -118,7 +118,7 @@ class Sampler:
         return self._unknown("Postgres does not answer in time")
 
     def stop(self) -> None:
-        """End the thread. If the thread waits for an unavailable server, return without it. Safe to repeat."""
+        """End the thread. If it still waits for a server after a second, return before it has ended. Safe to repeat."""
         self._harvest.measures.samples = None
         self._stopping.set()
         self._samples.put(None)

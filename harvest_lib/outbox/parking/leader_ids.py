@@ -1,8 +1,8 @@
 """The ids of records that a leader has parked: the table `<outbox>_parked_ids`. The records stay in the outbox.
 
 Promises
-- Only the current leader writes: each statement locks the subscription's row and compares the epoch. So if a new leader
-  raises the epoch, it finds each earlier write either complete or not at all, and that never changes afterwards.
+- Only the current leader writes: each statement locks the subscription's row and compares the epoch. So when a new
+  leader has raised the epoch, each write of an earlier leader is either complete, or will never be made.
 - A write is on disk when the call returns.
 - An entry belongs to the row with the same id and transaction id. A later row with the same id (after `TRUNCATE …
   RESTART IDENTITY`) is not parked, and an entry whose row no longer exists holds no key.
@@ -35,7 +35,7 @@ leads AS (
 )
 """
 
-# Deletes entries that belong to former rows with the same ids. An UPDATE would need another privilege.
+# Deletes entries that belong to former rows with the same ids, since an UPDATE would need another privilege.
 _REPLACE = f"""
 WITH {_LEADS}
 DELETE FROM {{parked_ids}} AS s USING leads
@@ -59,8 +59,9 @@ SELECT count(*) FROM leads
 """  # noqa: S608 - only the constant `_LEADS` is inserted
 
 
-# The record with the lowest listed id of a topic and key is parked, and the later records of the key are held behind
-# it, until an operator drops or retries it. If the lowest id is held, the row of the parked record before it is gone.
+# The record with the lowest listed id of a topic and key is parked, and the later records of the key are held until an
+# operator drops or retries the parked record. If the record with the lowest id is held, the row of the parked record
+# before it no longer exists.
 _MOVED = """
 SELECT known.topic, known.key
 FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
@@ -85,8 +86,8 @@ ORDER BY row_number() OVER (PARTITION BY kafka_topic, kafka_key ORDER BY id), id
 """
 
 _FEW_KEYS = 100
-"""Up to this number of keys, the planner chooses the join, and may read all entries for each key. More keys are
-compared with a hash join."""
+"""Up to this number of keys, the planner chooses the kind of join, which may read all entries for each key. For more
+keys, a hash join is enforced."""
 
 _RELEASE = f"""
 WITH {_LEADS}, released AS (
@@ -154,16 +155,16 @@ class ParkedIds:
         return {record_id for (record_id,) in rows}
 
     def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
-        """Return the listed topics and keys, each with its lowest listed id. With `each`, return a pair for each listed
-        id."""
+        """Return pairs of a (topic, key) and an id: each listed (topic, key) with its lowest listed id, or, with
+        `each`, with each of its listed ids."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
             rows = self._checkpoints.connected().execute(self._load, values).fetchall()
         return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
-        """Park or hold records. A listed record that was held can become parked; a listed record that was parked never
-        becomes held. Return False if this leader is fenced."""
+        """Park or hold records. A record that is listed as held can become parked, but a record that is listed as
+        parked never becomes held. Return False if this leader is fenced."""
         values: dict[str, Any] = {
             **self._checkpoints.holder,
             "ids": [entry.id for entry in entries],
@@ -180,17 +181,18 @@ class ParkedIds:
         return row is not None and bool(row[0])
 
     def moved(self, known: Sequence[tuple[HeldKey, int]]) -> list[HeldKey]:
-        """Return the keys among `known` whose parked record an operator has dropped or retried. `known` has the id of
-        the first parked record of each key."""
+        """Return the keys whose first parked record an operator has dropped or retried. `known` contains pairs of a key
+        and the id of the key's first parked record."""
         values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
             rows = self._compared(self._moved, values, len(known))
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> dict[int, HeldKey | None]:
-        """Return up to `limit` listed ids of the keys whose records may be sent now, since no earlier record of the key
-        stays parked. First come the first ids of all keys, then the second ids, so that a key with many records delays
-        no other key. The last listed id of a key maps to that key, every other id to None."""
+        """Return up to `limit` listed ids of records that may be sent now, since no earlier record of their key stays
+        parked. Without `keep_order`, each retried record may be sent. The first ids of all keys come first, then the
+        second ids, so that a key with many records delays no other key. The result maps the last listed id of a key to
+        the key, and every other id to None."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._compared(self._due, values, len(keys))

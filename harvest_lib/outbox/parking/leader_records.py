@@ -2,9 +2,9 @@
 
 Promises
 - Only rows that are still marked with this leader's id move.
-- A key is not released while further records of the key are being held: both operations take the table's lock.
+- A key is not released while further records of the key are being held, because both operations lock the table.
 - If a row is put back, each column has the value that was written, even the exact text of JSON.
-- A parked record stays before later records of its key, even if the outbox gives out the same ids again.
+- A parked record stays before later records of its key, even if the outbox gives out ids again from the beginning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +90,7 @@ class ParkingMoves:
         self._park, self._hold = self._moving(())
 
     def _moving(self, columns: Sequence[tuple[str, bool]]) -> tuple[sql.Composed, sql.Composed]:
-        """Return the statements that park and that hold rows of a table with these columns."""
+        """Return two statements for a table with these columns: the first parks rows, the second holds rows."""
         row = record_of(columns)
         return sql.SQL(_PARK).format(**self._names, row=row), sql.SQL(_HOLD).format(**self._names, row=row)
 
@@ -103,7 +103,7 @@ class ParkingMoves:
         connection.execute(self._keep_parked)
 
     def first_of_keys(self, connection: psycopg.Connection[Any], keys: set[str]) -> dict[tuple[str, str], int]:
-        """Return the lowest parked id by (topic, key), for the keys of `keys` that have parked records."""
+        """Return the lowest parked id of each (topic, key) with parked records. Only the keys in `keys` count."""
         found = connection.execute(self._parked_keys, {"keys": list(keys)}).fetchall()
         return {(topic, key): first for topic, key, first in found}
 
@@ -139,6 +139,6 @@ class ParkingMoves:
 
 
 def array_of(ids: Iterable[int]) -> str:
-    """Format ids as an array literal of Postgres. The adapter of psycopg would take a microsecond for each id, a tenth
-    of the time that a record takes."""
+    """Format ids as an array literal of Postgres. The adapter of psycopg would take a microsecond for each id, which is
+    a tenth of the total time for a record."""
     return f"{{{','.join(map(str, ids))}}}"

@@ -1,7 +1,7 @@
 """Operators' commands for the parked records of a subscription that reads in batches: list, retry and drop.
 
 The records stay in the outbox; the table `<outbox>_parked_ids` lists their ids. The commands only change this table.
-The leader acts on a change within about a second, or the next leader when it starts.
+The leader acts on a change within about a second. If there is no leader, the next leader acts on it at its start.
 
 Promises
 - Each change is a single statement or transaction. Harvesters keep working during it.
@@ -48,8 +48,9 @@ class ParkedIdTable(ParkedTable):
         """Request that the selected records are sent again, with the records held behind them.
 
         A selected record waits as long as an earlier record of its key is parked, unless `keep_order` is false, which
-        suits the policy `skip`. Entries whose row no longer exists are left out. If a selected id is not parked, or its
-        row no longer exists, changes nothing and raises ParkedRecordMissing.
+        suits the policy `skip`. A selection by topic or key, or of all records, leaves out entries whose row no longer
+        exists. If a selected id is not parked, or its row no longer exists, changes nothing and raises
+        ParkedRecordMissing.
         """
         with translated(), connection.transaction():
             if selection.ids is not None and (gone := self._gone(connection, selection)):
@@ -64,7 +65,7 @@ class ParkedIdTable(ParkedTable):
         subscription.
 
         A selection by topic or key, or of all records, drops parked records only; a held record is dropped only by its
-        id. Entries whose row no longer exists are dropped too: they hold no other record. If a selected id is not
+        id. Entries whose row no longer exists are dropped too, since they hold no other record. If a selected id is not
         parked, changes nothing and raises ParkedRecordMissing.
         """
         with translated(), connection.transaction():
@@ -89,8 +90,8 @@ class ParkedIdTable(ParkedTable):
         return {"subscription": self.subscription, **super()._values(selection)}
 
     def _sees_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if this role may read all rows of the outbox. If it may not, a row that it does not find may
-        still exist."""
+        """Return True if this role may read all rows of the outbox. For any other role, a row that a query does not
+        find may still exist."""
         name = self.outbox.identifier
         readable = connection.execute(queries.READABLE, (name.as_string(connection),)).fetchone()
         try:

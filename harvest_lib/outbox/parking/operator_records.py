@@ -1,12 +1,12 @@
 """Operators' commands for parked records: list them, put them back into the outbox, or drop them.
 
 A record that Kafka rejects permanently is *parked*: the whole row moves from the outbox into `<outbox>_parked`. Under
-the policy `hold_key`, later records of its topic and key are *held*: they move to the same table and wait for it. The
-harvester moves records into the table, and this module moves them out.
+the policy `hold_key`, later records of its topic and key are *held*: they move to the same table and wait for the
+parked record. The harvester moves records into the table, and this module moves records out of the table.
 
 Promises
-- Each change is a transaction that begins with the harvester's lock. So a record is in exactly one of the two tables,
-  and a key is not released while the harvester is holding further records of it.
+- Each change is a transaction that first takes the same lock as the harvester. So a record is in exactly one of the two
+  tables, and a key is not released while the harvester is holding further records of the key.
 - A record that is put back keeps its id and is not marked, so the next mark claims it in order of its id. In a native
   table it gets a new transaction_id, since sources that read by transaction have already passed the old one.
 - A held record is put back in the transaction that removes the last parked record before it in its topic and key.
@@ -51,7 +51,7 @@ class TouchedRecord:
     held: bool
     selected: bool
     behind: int | None
-    """Id of the first record of the topic and key that stays parked, if that record is before this record."""
+    """Id of the first record of the same topic and key that stays parked, if it is before this record; else None."""
 
 
 class ParkedTable(ABC):
@@ -138,7 +138,8 @@ class ParkedTable(ABC):
 def planned_retry(
     touched: Sequence[TouchedRecord], *, keep_order: bool
 ) -> tuple[Sequence[TouchedRecord], Sequence[TouchedRecord], Retried]:
-    """Return the records to put back, the selected records that wait behind a parked record, and the result."""
+    """Return three values: the records to put back, the selected records that wait behind a parked record, and the
+    result of the retry."""
     back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
     waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
     held = sum(each.held for each in back)
@@ -147,7 +148,7 @@ def planned_retry(
 
 
 def shown_ids(ids: Sequence[int]) -> str:
-    """Format ids for a text; if there are many, only the first few and a count."""
+    """Format ids for a text. If there are many ids, the text has the first few ids and the number of further ids."""
     more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
     return ", ".join(str(each) for each in ids[:_SHOWN_IDS]) + more
 
@@ -207,9 +208,9 @@ class ParkedRecords(ParkedTable):
     ) -> Retried:
         """Put the selected records, and the records held behind them, back into the outbox, in a single transaction.
 
-        If an earlier record of its key stays parked, a selected record is held and later put back together with it.
-        If `keep_order` is false, which suits the policy `skip`, the record is put back at once. Needs INSERT on the
-        outbox. If a selected id is not parked, changes nothing and raises ParkedRecordMissing.
+        If an earlier record of its key stays parked, a selected record is held, and later put back together with that
+        record. If `keep_order` is false, which suits the policy `skip`, every selected record is put back at once.
+        Needs INSERT on the outbox. If a selected id is not parked, changes nothing and raises ParkedRecordMissing.
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=False)
@@ -293,7 +294,8 @@ def _create_statement(table: OutboxTable) -> sql.Composed:
 
 
 def _index_name(table: str) -> str:
-    """Return the name of the index: the table's name and a suffix, or a hash of it if that would be too long."""
+    """Return the name of the index: the table's name with a suffix. If it would be too long, a hash replaces the
+    table's name."""
     name = f"{table}_key"
     if len(name.encode()) <= LONGEST_NAME_BYTES:
         return name

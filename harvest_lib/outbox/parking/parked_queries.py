@@ -13,7 +13,8 @@ CREATE TABLE IF NOT EXISTS {table} (
   record      JSONB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
-# The index is a hash index: a B-tree index refuses keys of more than 2,700 bytes, so such records could not be parked.
+# The index is a hash index, because a B-tree index refuses keys of more than 2,700 bytes: records with such keys could
+# not be parked.
 
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
@@ -70,8 +71,8 @@ ORDER BY p.id
 """  # noqa: S608 - as above
 
 BY_HASH = "SET LOCAL enable_nestloop = off"
-"""Setting for statements with many keys. Without statistics, as just after many records were parked, a nested loop
-would compare each key with each."""
+"""Setting for statements with many keys. Without statistics, as just after many records were parked, Postgres could
+choose a nested loop, which compares each key with each other key."""
 
 DELETE = "DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[])"
 
@@ -83,7 +84,7 @@ WITH moved AS (
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, parked_at, record)
 SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, parked_at, record FROM moved
 """
-# An UPDATE would need another privilege.
+# The statement deletes and inserts, since an UPDATE would need another privilege.
 
 SHAPES = """
 SELECT columns, types, array_agg(id) FROM (
@@ -99,8 +100,8 @@ SELECT columns, types, array_agg(id) FROM (
 """
 """Query that groups ids of records by the columns to put back, and returns the types of the columns stored as text."""
 
-# A record that is put back gets the current transaction's id: sources that read by transaction have already passed its
-# original id.
+# A record that is put back gets the current transaction's id, because sources that read by transaction have already
+# passed the record's original id.
 
 PUT_BACK = """
 WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)
@@ -119,8 +120,8 @@ WITH parked AS (
 """
 
 # An entry belongs to the row with the same id and transaction. Because of IS TRUE, Postgres looks up the row of each
-# entry. Without it, EXISTS becomes a join; without statistics, as just after many records were parked, the join
-# compares each entry with each row.
+# entry. Without IS TRUE, EXISTS would become a join. If statistics are missing, as just after many records were parked,
+# this join would compare each entry with each row.
 MATCHES = "(EXISTS (SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id} = s.transaction_id) IS TRUE)"
 
 COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT

@@ -21,7 +21,8 @@ class ParkedRecord:
     parked_at: datetime
     age_seconds: float
     gone: bool = False
-    """True if the record's row is no longer in the outbox; another row may have its id. No record waits behind it."""
+    """True if the record's row is no longer in the outbox; another row may have the same id. No record waits behind a
+    record without a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Retried:
     parked: int
     """Number of parked records put back into the outbox."""
     held: int
-    """Number of held records put back with them."""
+    """Number of held records put back with the parked records."""
     waiting: int
     """Number of selected records that are held, since an earlier record of their key is still parked."""
     behind: tuple[int, ...] = ()

@@ -90,7 +90,7 @@ FROM pg_attribute AS a, aclexplode(a.attacl) AS acl WHERE a.attrelid = %(outbox)
 ORDER BY 5 NULLS FIRST, 2, 3
 """
 
-# Revokes all grants that default privileges gave on the new table: they may exceed those on the old table.
+# Revokes all grants on the new table that default privileges gave, since they may exceed the old table's grants.
 REVOKE_DEFAULTS = """\
 DO $harvest$
 DECLARE grantee text;
@@ -134,8 +134,8 @@ INSERT INTO {work} SELECT id FROM {outbox}
 WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
 """
 # A visible row that this server wrote has a transaction id below the current xmax, so the rows found came from another
-# server. All their ids are stored before the first row is changed: meanwhile the server's transaction ids rise, and
-# would exceed the ids of the remaining rows.
+# server. All their ids are stored before the first row is changed, because the server's transaction ids rise during the
+# changes, and would exceed the transaction ids of the remaining rows.
 
 # Entries of parked ids get the new transaction ids too, since an entry matches its row by transaction id.
 RESTAMP = """

@@ -134,9 +134,9 @@ class MovedRows:
             )
 
     def origin(self, connection: psycopg.Connection[Any], last_id: int | None = None) -> Origin:
-        """Find the rows that came from another server. `last_id` is the last id of the old server, if the operator
-        gives it. Without it, raises OutboxTableError if the rows do not show which of them came from the old server;
-        with it, if a row contradicts it. Reads the whole table."""
+        """Find the rows that came from another server. Reads the whole table. `last_id` is the last id of the old
+        server, if the operator gives it: raises OutboxTableError if a row contradicts it. Without `last_id`, raises
+        OutboxTableError if the rows do not show which rows came from the old server."""
         with translated():
             rows = connection.execute(self._filled(_ORIGINS), self._values()).fetchall()
         kinds = {kind: (count, low, high, physical) for kind, count, low, high, physical in rows}
@@ -193,8 +193,8 @@ class MovedRows:
         self, connection: psycopg.Connection[Any], last_id: int, delivered: Sequence[sql.Composable]
     ) -> Mapping[str, int]:
         """Group the rows up to `last_id` by the subscriptions that have delivered them, in a temporary table of the
-        caller's transaction. `delivered` contains an SQL condition for each subscription. Return the number of rows by
-        state; a state is a text with a 0 or 1 for each condition."""
+        caller's transaction. `delivered` contains an SQL condition for each subscription. Return the number of rows in
+        each state. A state is a text with a digit for each condition: 1 if the condition is true, else 0."""
         states = sql.SQL(" || ").join(sql.SQL("CASE WHEN {} THEN '1' ELSE '0' END").format(each) for each in delivered)
         names = {"outbox": in_statement(self.outbox.identifier), "states": states}
         connection.execute(sql.SQL(_RANK).format(**names), {"last_id": last_id})
@@ -205,8 +205,8 @@ class MovedRows:
         return [each for (each,) in connection.execute(_AMONG, {"states": list(states)}).fetchall()]
 
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
-        """Set the transaction id of each row that `rank` has grouped to the rank of its state. Return the number of
-        changed rows."""
+        """Set the transaction ids of the rows that `rank` has grouped. `ranks` maps the state of a row to the row's new
+        transaction id. Return the number of changed rows."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
         tables = {"outbox": self.outbox.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(table) for name, table in tables.items()}

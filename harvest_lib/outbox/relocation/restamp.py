@@ -1,7 +1,7 @@
 """Restamping: rows that came from another server, by a restore or by replication, get transaction ids of this server.
 
 A transaction_id is meaningful only on the server that assigned it. An id that this server has not assigned yet looks
-like a future transaction: such records are never delivered, or much later, between other records.
+like a future transaction: records with such an id are delivered much later, between other records, or never.
 
 First the ids of all rows to restamp are stored in `<outbox>_restamp`, in one transaction, because the server's
 transaction ids rise during the restamping. Then the rows are restamped in batches, ascending by id; each batch gets the

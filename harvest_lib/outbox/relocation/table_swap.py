@@ -93,8 +93,8 @@ class TableSwap:
         return [*found, *(_verbatim(definition) for _, definition, _ in self.triggers)]
 
     def enable_triggers(self) -> list[Statement]:
-        """Return the statements that restore when each trigger fires (disabled, REPLICA or ALWAYS). Run them when all
-        segments are attached and have the triggers."""
+        """Return the statements that restore the firing mode of each trigger (disabled, REPLICA or ALWAYS). Run them
+        when all segments are attached and have the triggers."""
         return [
             sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
                 self.outbox.identifier, sql.SQL(_FIRING[firing]), sql.Identifier(name)

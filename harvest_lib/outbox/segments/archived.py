@@ -42,7 +42,7 @@ _FORGET = "DELETE FROM {archived} WHERE segment = %s"
 
 _NAMES = "SELECT segment FROM {archived} WHERE url = %s"
 
-# A record that was parked and put back since has a new transaction id, above the last archived one.
+# If a record was parked and put back after the archiving, its new transaction id is above the last archived id.
 _IS_AS_IT_WAS = """
 SELECT (%s OR a.records = (SELECT count(*) FROM {segment})) AND a.last_transaction IS NOT DISTINCT FROM (
   SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1
@@ -68,13 +68,13 @@ class ArchivedSegments:
         self._execute(connection, _PUT, segment, url, records, last_transaction)
 
     def is_another(self, connection: psycopg.Connection[Any], segment: Segment, url: str) -> bool:
-        """Return True if the segment has other, later rows than the archived rows: the ids were given out again."""
+        """Return True if the segment has later rows instead of the archived rows, because ids were given out again."""
         names = {"segment": in_statement(segment.table.identifier)}
         return self._execute(connection, _IS_ANOTHER, segment.name, url, **names).fetchone() == (True,)
 
     def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
-        """Remove a segment from the list, because it is about to be archived again. Until `put` lists the segment
-        again, it is not dropped: an attempt that fails halfway may leave an incomplete archive.
+        """Remove a segment from the list, because it is about to be archived again. The segment is not dropped until
+        `put` lists it again, since an attempt that fails halfway may leave an incomplete archive.
 
         A segment that is already being dropped stays listed.
         """
@@ -92,7 +92,7 @@ class ArchivedSegments:
         """Return why a closed segment is not fully archived. The text is empty if the segment is fully archived, or if
         the outbox has no archive.
 
-        `uncounted` does not count the records, and compares only the highest transaction id: this reads a single row.
+        With `uncounted`, records are not counted. Only the highest transaction id is compared, which reads one row.
         """
         placed = self.outbox.placed(connection)
         if not placed.archived.exists(connection):

@@ -3,7 +3,7 @@
 1. An empty tail is dropped, and in the same transaction segments and a new tail are created instead of it.
 2. A tail with records gets an upper bound: a CHECK, added as `NOT VALID`, and validated while writers continue. Then a
    transaction, which reads no record, turns the tail into a segment and creates a new tail after it. The bound is so
-   high that no id reaches it before that. Afterwards the sequence jumps to the bound.
+   high that no id reaches it before this transaction. Afterwards the sequence jumps to the bound.
 
 The sequence may have gone back to ids whose segments were dropped (TRUNCATE … RESTART IDENTITY). In this case the
 missing segments are created first.
@@ -46,13 +46,13 @@ class Ensured:
     made: int
     cut_tail: bool = False
     jumped: bool = False
-    """True if the sequence skipped the remaining ids of a segment that had been the tail, or, before its migration, the
-    table."""
+    """True if the sequence skipped the remaining ids of a segment that was made from the tail, or from the whole table
+    by a migration."""
 
 
 def planned_end(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int | None, bool]:
-    """Return the planned upper bound of a table that is to become a segment, and whether its CHECK is validated. The
-    bound is read from the CHECK; it is None if there is no CHECK."""
+    """Return two values for a table that is to become a segment: the planned upper bound, which its CHECK contains
+    (None without a CHECK), and True if the CHECK is validated."""
     with translated():
         row = connection.execute(queries.CUT_END, {"segment": str(table), "name": queries.CUT}).fetchone()
     return (row[0], row[1]) if row is not None else (None, False)
@@ -79,9 +79,9 @@ def ensure_segments(
 ) -> Ensured:
     """Ensure that at least `ahead` segments with an upper bound exist from the current segment on.
 
-    `size` is the number of ids in a new segment, by default that of the last segment before the tail. `after` is called
-    with the name of each step taken, for tests. Needs the owner's rights and a connection in autocommit. Raises
-    DatabaseError if the lock cannot be taken.
+    `size` is the number of ids in a new segment, by default as in the last segment before the tail. `after` is called
+    with the name of each step after the step, for tests. Needs the owner's rights and a connection in autocommit.
+    Raises DatabaseError if the lock cannot be taken.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -159,7 +159,8 @@ class _SegmentCreation:
             self.connection.execute(segment_statement(self.outbox, lower, upper))
 
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
-        """Replace an empty tail by segments and a new tail. Return the number of segments; 0 if the tail has records.
+        """Replace an empty tail by segments and a new tail. Return the number of new segments. If the tail has records,
+        change nothing and return 0.
 
         The ids of the tail that the sequence has already passed get a single segment.
         """
@@ -228,8 +229,8 @@ class _SegmentCreation:
             ) from error
 
     def _leave_wide_segment(self, segments: Segments, found: Sequence[Segment], next_id: int) -> bool:
-        """Move the sequence to the end of the current segment, if that segment was a tail: otherwise the segment would
-        stay open permanently. Return True if the sequence was moved."""
+        """If the current segment was made from a tail, move the sequence to the segment's end, and return True. Without
+        this move, the segment would stay open permanently."""
         present = next((each for each in found if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
             return False

@@ -55,7 +55,7 @@ WHERE s.source <> 'mark' GROUP BY s.subscription ORDER BY s.subscription
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
     """A table that was a segment. `records` is its number of records, None if this role may not read the table.
-    `unseen` is the number of records certainly not delivered, by subscription."""
+    `unseen` maps each subscription to its number of records that are certainly not delivered."""
 
     table: OutboxTable
     records: int | None

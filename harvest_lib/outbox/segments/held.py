@@ -16,7 +16,7 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.database import in_statement, translated
 
 _BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
-"""Settings that make the planner use the index: with stale statistics, it would read and sort a whole segment."""
+"""Settings that enforce the use of the index. With stale statistics, Postgres could read and sort a whole segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 A segment is dropped if all of these conditions hold; they are checked for each segment, just before its drop:
 - the segment has been closed (see `segment_list`) for `keep_seconds`, by the database's clock;
-- every subscription has passed the segment: all its records are visible in the low watermark, and neither the retention
-  hold nor a record that the subscription has parked is below its upper bound;
+- every subscription has passed the segment: all records of the segment are visible in the subscription's low watermark,
+  and neither its retention hold nor a record that it has parked is below the segment's upper bound;
 - no parked record with an id of the segment could be put back;
 - if the outbox has an archive, the segment was archived and has not changed since (see `archived`);
 - every earlier segment was dropped;
@@ -53,8 +53,8 @@ class Dropping:
     because: str = ""
     held_segments: int = 0
     held_bytes: int = 0
-    """Number, and size on disk, of the closed segments that are kept although they are old enough, because the first of
-    them is still needed."""
+    """Number and size on disk (`held_segments`, `held_bytes`) of the closed segments that are kept although they are
+    old enough, because the first of them is still needed."""
 
 
 def drop_passed(
@@ -74,7 +74,7 @@ def drop_passed(
     placed = outbox.placed(connection)
     if not dry_run:
         require_owner(connection, placed)
-    # If row security hid a record or a subscription, it would seem not to exist.
+    # A record or a subscription that row security hides would seem not to exist.
     check_all_rows(connection, [placed.identifier], segments=True)
     check_all_rows(
         connection, [placed.subscriptions.identifier, placed.parked_ids.identifier, placed.parked.identifier]
@@ -178,7 +178,7 @@ class _Retention:
         return dropped
 
     def _detach(self, segment: OutboxTable) -> None:
-        """Detach a segment, outside a transaction. If any session has begun to detach the segment, finish that."""
+        """Detach a segment, outside a transaction. If a session has already begun to detach it, only finish that."""
         names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
 
         def change() -> None:
@@ -197,11 +197,11 @@ class _Retention:
         )
 
     def _begin_to_detach(self, segment: OutboxTable, statement: sql.Composed) -> None:
-        """Run only the first phase of DETACH CONCURRENTLY: snapshots taken later do not see the segment.
+        """Run only the first phase of DETACH CONCURRENTLY, after which new snapshots do not see the segment.
 
-        If it ran to its end, the statement would wait only for sessions with a lock on the outbox. A session with an
-        older snapshot that reads the outbox later would then miss the segment's records, without an error. FINALIZE
-        waits for both kinds of sessions. So a second session takes a lock that prevents the statement from finishing.
+        The second phase would wait only for sessions with a lock on the outbox. A session with an older snapshot that
+        reads the outbox later would then miss the segment's records, without an error. FINALIZE waits for both kinds of
+        sessions. So a second session takes a lock that prevents the statement from finishing.
         """
         with self._beside() as in_the_way, in_the_way.transaction():
             in_the_way.execute(queries.BRIEFLY)

@@ -1,7 +1,7 @@
 """Rotation: it moves writers from the current segment to the next segment, although not all ids are used.
 
-Retention drops whole segments. So without rotation, a table with few records would keep them for years. A rotation
-skips the remaining ids of the segment.
+Retention drops whole segments. So without rotation, a table with few records would keep its records for years. A
+rotation skips the remaining ids of the segment.
 
 The sequence is moved under a lock that excludes writers. Without the lock, ids that writers draw between the reading
 and the setting of the sequence could be given out twice. The lock is requested as in `short_locks`.

@@ -3,13 +3,13 @@
 A segment is *open* until it is *closed*. It is closed if the sequence is past its upper bound, and every transaction
 that could have drawn an id of the segment has ended. At the moment when a poll first sees the sequence past the bound,
 such a transaction has a lock on the outbox (an INSERT takes the lock before it draws an id; prepared transactions
-count), or it has a transaction id. This poll stores these transactions in a row of `<outbox>_segments`; a later poll
-finds that they have ended.
+count), or it has a transaction id. This poll stores these transactions in a row of `<outbox>_segments`. A later poll
+closes the segment after all of them have ended.
 
 A sequence can go back (TRUNCATE … RESTART IDENTITY), and can pass a segment again between two polls. So the row of a
 segment is valid only if the sequence is past the segment, and sequence and segment have the same files (filenodes) as
-in the row; each reading of the list compares them. The row also becomes invalid when the segment has a record of a
-transaction that began after the closing. A segment whose row is invalid is open until it is closed again.
+in the row. Each reading of the list checks both conditions. The row also becomes invalid when the segment has a record
+of a transaction that began after the closing. A segment with an invalid row is open until it is closed again.
 
 Promises
 - No record is inserted into a closed segment, except a parked record that is put back.
@@ -145,7 +145,8 @@ class Segments:
         return row[0] if row is not None else 0
 
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
-        """Store the segments that the sequence has passed, close those without writers, and return all segments.
+        """Store which segments the sequence has passed, close the passed segments without writers, and return all
+        segments.
 
         A segment is reopened, and its row invalidated, if the sequence is inside or before the segment again, or has
         passed it again.
@@ -213,8 +214,8 @@ class Segments:
     ) -> bool:
         """Return True if a segment has a record that is not visible in the snapshot `low_watermark`.
 
-        `by_outbox` reads the records through the outbox, for roles that have grants only there. Use it in a transaction
-        with `enable_sort` off: with stale statistics, the query could otherwise read the whole segment.
+        `by_outbox` reads the records through the outbox, for roles that have grants only on the outbox. Use it in a
+        transaction with `enable_sort` off, because a sort, chosen with stale statistics, would read the whole segment.
         """
         table, within = (
             (self.outbox, segment.within) if by_outbox and not segment.detaching else (segment.table, sql.SQL("true"))

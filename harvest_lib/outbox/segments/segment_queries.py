@@ -55,8 +55,8 @@ SET (passed_at, open_then, writers, files) =
 WHERE s.open_then::text = '1:1:'
 """  # noqa: S608 - it is above
 
-# For segments that the sequence will pass again: invalidates their rows. The statement sets the initial snapshot
-# instead of deleting the rows, because roles without DELETE run it too.
+# Invalidates the rows of segments that the sequence will pass again. The statement sets the initial snapshot instead of
+# deleting the rows, because roles without DELETE run it too.
 REOPEN = """
 UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'
 WHERE segment = ANY(%(names)s) AND open_then::text <> '1:1:' AND NOT leaving
@@ -200,7 +200,8 @@ HAVING count(*) > 0
 
 SEQUENCE_FILE = "SELECT pg_relation_filenode(%(sequence)s::regclass)::text"
 
-# ALTER SEQUENCE, the lock, has given the sequence a new file. This statement keeps the rows with its former file valid.
+# ALTER SEQUENCE, the lock, has given the sequence a new file. This statement writes the new file into the rows that
+# have the former file, so that they stay valid.
 KEEP_NOTES = """
 UPDATE {segments} SET files = concat(pg_relation_filenode(%(sequence)s::regclass), ' ', split_part(files, ' ', 2))
 WHERE split_part(files, ' ', 1) = %(file)s
