@@ -72,7 +72,7 @@ class Authors:
 
     def saved(self, checkpoint: OutboxCheckpoint) -> Mapping[str, Any]:
         """Return the fields to add to a checkpoint that is saved: this leader's origin; and `leaders`, with this leader
-        and the checkpoint's author. The author is another leader if that leader wrote the last checkpoint in Kafka."""
+        and the checkpoint's author. The author may be another leader, which wrote the last checkpoint in Kafka."""
         if not self._origin:
             return {}
         authors = [each for each in (checkpoint.origin, self._origin) if {"epoch", "leader_id"} <= each.keys()]

@@ -44,8 +44,8 @@ class CheckpointChoice:
     """The current timeline of the server; None if unknown."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     difference: Callable[[Mapping[str, Any]], str] = lambda _record: ""
-    """Function that compares a checkpoint's outbox with this outbox. It returns `server` or `table` if they differ in
-    this, and an empty text if they are the same outbox."""
+    """Function that compares a checkpoint's outbox with this outbox. It returns `server` for an outbox on another
+    server, `table` for another table on this server, and an empty text for this outbox."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The current group, topic name and topic id, under which checkpoints are written to Kafka."""
 
@@ -97,7 +97,8 @@ class CheckpointChoice:
 
         The record in Kafka is valid, unless the subscription was later rewound, or delivered without transactions.
         Raises CheckpointError if Kafka's checkpoint belongs to another outbox, or has a higher generation than the
-        mirror. Also raises CheckpointError if Kafka has lost it: it is missing, or older than the mirror.
+        mirror. Also raises CheckpointError if Kafka's checkpoint is lost: missing, or older than the mirror. Raises
+        ServerRegressed as `check_witness` does.
         """
         if record is not None:
             self.check_outbox(record)

@@ -31,8 +31,8 @@ class PostgresCheckpointStore:
     keeps_positions = True
 
     def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
-        """`acknowledge` writes the acknowledgements in the row that an earlier leader may not have written to Kafka.
-        This applies to each delivery, since the earlier leader may have had another delivery."""
+        """`acknowledge` writes pending acknowledgements to Kafka. The row contains them if an earlier leader, with any
+        delivery, may not have written them."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
         self._pending: Sequence[Sequence[Any]] = ()  # acknowledgements that could not be written yet

@@ -64,9 +64,9 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
 
 
 def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | None:
-    """Return True if the controller has a topic, although a broker that has just restarted may not have it yet. Return
-    None if the controller's answer does not show this, for example because this user may not create the topic. The
-    query is a validate-only creation, which changes nothing."""
+    """Return True if the controller has a topic, False if it does not, and None if the controller's answer does not
+    show this, for example because this user may not create the topic. A broker that has just restarted may not have the
+    topic yet. The query is a validate-only creation, which changes nothing."""
     with AdminClient(client_settings(settings)) as admin:
         asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=_READ_SECONDS)
         try:

@@ -4,7 +4,7 @@
                           └───────── a permanent error ───────────────────►
 
 Threads: `harvest` waits for terms. `harvest-shard-N` runs the loop of a shard; no other thread uses the shard's
-delivery. `harvest-mark`, `harvest-read` and `harvest-progress` wait for the database. The leadership has more threads.
+delivery. `harvest-mark`, `harvest-read` and `harvest-progress` wait for the database. The election has more threads.
 """
 
 import enum

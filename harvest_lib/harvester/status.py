@@ -64,9 +64,9 @@ Read = tuple[SubscriptionShard, Backlog]
 class Leaders:
     """The leaders of an outbox. `by_shard` names the leader of each shard, or is None for a shard without a leader. In
     an election through Kafka, the name is the client id and host of the group member that owns the shard's partition.
-    In other elections, the name is the name that the process has stored, or, without a stored name, the session that
-    holds the lock. `members` is the number of processes in the pool, None if not counted. `trouble` is the reason if
-    Kafka did not answer. `notes` are reasons for a missing leader, and other pools."""
+    In other elections, it is the name that the process has stored, or, without a stored name, the session that holds
+    the lock. `members` is the number of processes in the pool, None if not counted. `trouble` is the reason if Kafka
+    did not answer. `notes` are reasons for a missing leader, and other pools."""
 
     by_shard: list[str | None]
     members: int | None = None

@@ -1,7 +1,8 @@
 """Replays, listed in the table `<outbox>_replays`: subscriptions that first receive records delivered in the past.
 
-A replay *fills* a subscription: it sends all records that a snapshot sees to other topics. No harvester delivers the
-subscription until its row here is marked as filled. Then a harvester continues from the snapshot, into the same topics.
+A replay *fills* a subscription: it sends all records of a snapshot to other topics. No harvester delivers the
+subscription until its row in this table is marked as filled. Then a harvester continues from the snapshot, and sends to
+the same topics.
 Replay and harvester both read the names of the topics from this table, so they cannot disagree.
 """
 
@@ -64,7 +65,7 @@ class OutboxReplay:
 
     @property
     def topic(self) -> sql.Composable:
-        """SQL expression for the topic a record is sent to; it replaces the column `kafka_topic`."""
+        """SQL expression for the topic that receives a record. It is used instead of the column `kafka_topic`."""
         cases = [
             sql.SQL(" WHEN {} THEN {}").format(in_statement(sql.Literal(one)), in_statement(sql.Literal(other)))
             for one, other in sorted(self.topics.items())

@@ -110,8 +110,8 @@ def all_rows_guard(tables: Sequence[sql.Identifier], commands: Sequence[Command]
 
 
 def guarded(statement: sql.Composed, guard: sql.Composable | None) -> sql.Composed:
-    """Return the statement with a guard added; without a guard, the statement unchanged. The statement must return
-    rows, and must have each % doubled, as the guard has."""
+    """Return the statement with the guard added, or unchanged if `guard` is None. The statement must return rows, and
+    must have each % doubled, as in the guard."""
     if guard is None:
         return statement
     return sql.SQL("WITH guarded AS ({}) SELECT * FROM guarded {}").format(statement, guard)

@@ -35,10 +35,10 @@ class Way(Protocol):
         """The driver's connection."""
 
     def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the first row."""
+        """Execute a statement and return its first row, or None."""
 
     def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Execute a statement for each of the rows."""
+        """Execute a statement once for each of `rows`."""
 
 
 class AsyncWay(Protocol):
@@ -49,10 +49,10 @@ class AsyncWay(Protocol):
         """The driver's connection."""
 
     async def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the first row."""
+        """Execute a statement and return its first row, or None."""
 
     async def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Execute a statement for each of the rows."""
+        """Execute a statement once for each of `rows`."""
 
 
 def way_of(given: object) -> Way:

@@ -42,7 +42,7 @@ class BatchSource(Protocol):
 
     def load(self, ids: Sequence[int]) -> list[Row]:
         """Return the records of `ids` that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger
-        record). The ids after the last returned record were not looked up. The position of the source does not
+        record). The ids after the last returned record count as not read. The position of the source does not
         change."""
         ...
 

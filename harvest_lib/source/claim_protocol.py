@@ -8,8 +8,9 @@ from harvest_lib.record import Row
 
 
 class ClaimedRows(NamedTuple):
-    """The result of a fetch. `rows` are records, ascending by id. `parked` maps the (topic, key) of these records to
-    their lowest parked id. Both describe the same moment: no key is parked or released between the two reads."""
+    """The result of a fetch. `rows` are records, ascending by id. `parked` maps each (topic, key) with parked records
+    to its lowest parked id, for the keys of `rows`. Both describe the same moment: no key is parked or released between
+    the two reads."""
 
     rows: Sequence[Row]
     parked: Mapping[tuple[str, str], int]
@@ -23,8 +24,7 @@ class ClaimSource(Protocol):
     """A source that fetches records in order, under a single leader id at a time. A single thread uses it at a time.
 
     Every call raises DatabaseUnavailable if the database does not answer. The outcome of the call is then unknown, and
-    the caller has to call `open` with a new leader id. Every call raises another DatabaseError if a retry will not
-    help.
+    the caller must call `open` with a new leader id. Every call raises another DatabaseError if a retry will not help.
     """
 
     def open(self, leader_id: UUID) -> None:

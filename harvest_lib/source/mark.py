@@ -74,7 +74,7 @@ _ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
 the number of rows found within the limit of rows; and, with `names_places`, an LSN after the commits of all rows."""
 
 _LEAST_LIMIT = 10
-"""A mark locks and measures at least this number of rows, however large the rows of the last mark were."""
+"""The limit of rows of a mark is never reduced below this number, however large the rows of the last mark were."""
 
 _SETTINGS = {
     # A plan made while the outbox was empty scans the whole table, and Postgres would reuse it until the next ANALYZE:
@@ -87,8 +87,8 @@ _SETTINGS = {
 }
 
 _OWN_IDS = 16
-"""Number of recent leader ids that a reset or a purge treats as this leader's. Rows marked with older ids are marked
-again, or remain for the next leader."""
+"""Number of recent leader ids that a reset or a purge treats as ids of this leader. Rows marked with older ids are
+marked again, or remain for the next leader."""
 
 
 class MarkSource:

@@ -59,7 +59,7 @@ class MarkPages:
         may_purge: Callable[[], bool] = lambda: True,
     ) -> None:
         """`backoff_seconds`: pause after a mark that found no rows. `names_ids`: positions list the ids of delivered
-        rows; if it is False, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
+        rows; if False, the caller purges delivered rows before it uses a position. `may_mark` and `may_purge` are
         called just before a statement, and return True if the statement may run. Without them, a process that is frozen
         at that point would take its successor's rows when it resumes."""
         self._may_mark, self._may_purge = may_mark, may_purge

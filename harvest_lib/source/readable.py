@@ -1,4 +1,4 @@
-"""Rows of an SQL_ASCII database, whose text has no encoding. A row that cannot be sent is replaced by the reason.
+"""Rows of an SQL_ASCII database, whose text has no encoding. A row that cannot be sent gets the reason as its header.
 
 A value is bytes in Kafka, so a value that is not UTF-8 is sent as it is. Topic, key and headers are text in the clients
 and in the tables of parked records. A record with a topic, key or header that is not UTF-8 is never sent.

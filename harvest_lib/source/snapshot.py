@@ -12,10 +12,10 @@ Promises
 - The source keeps no transaction open: the position contains both snapshots as text. So a window of any size can be
   read page by page, also by a later leader.
 - Returned records are on disk: after it takes a snapshot, the source commits a barrier, unless the server reports that
-  all WAL written so far is flushed. A poll that finds no records commits no barrier, and usually leaves the position
-  unchanged. If it moved the position without a barrier, a crash could undo a transaction that the snapshot shows as
-  ended, and the transaction's id would be reused. With a filter, such polls sometimes move the position, after a
-  barrier.
+  all WAL written so far is flushed. A poll that finds no records usually commits no barrier, and leaves the position
+  unchanged. If the poll moved the position without a barrier, a crash could undo a transaction that the snapshot shows
+  as ended, and the transaction's id would be reused. With a filter, such polls sometimes commit a barrier and move the
+  position.
 - With an end at a snapshot, the source returns exactly the records in that snapshot, then a position with `until`, then
   nothing.
 

@@ -181,8 +181,8 @@ class Subscriptions:
         return Moved(to=str(at), generation=generation, is_led=False, warnings=self._dropped_before(at))
 
     def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
-        """Remove a subscription and return its last state. If it has a leader, raises CheckpointError unless `force` is
-        set."""
+        """Remove a subscription and return its last state. Without `force`, raises CheckpointError if the subscription
+        has a leader."""
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             shards = self.get(name)

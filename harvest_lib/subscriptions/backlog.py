@@ -1,4 +1,6 @@
-"""The backlog of an outbox: the number of undelivered records, and the age of the oldest. All reports use this module.
+"""The backlog of an outbox: the number of undelivered records, and the age of the oldest record.
+
+All reports use this module.
 
 Promises
 - Up to `most` records, the number is exact. Above `most`, it is an estimate from ids, and is marked as an estimate.

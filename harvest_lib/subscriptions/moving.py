@@ -182,7 +182,7 @@ class Moving:
         lasts: Sequence[OutboxCheckpoint | None],
     ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
         """Give the moved rows new transaction ids: lower ids for rows that more subscriptions have delivered. Return
-        the new position of each shard, and the number of undelivered rows by subscription."""
+        two values: the new position of each shard, and the number of undelivered rows of each subscription."""
         names = sorted({each.name for each in shards})
         conditions = [
             _any_of([_delivered(each, last) for each, last in zip(shards, lasts, strict=True) if each.name == name])

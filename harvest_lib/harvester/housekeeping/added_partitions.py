@@ -3,9 +3,8 @@
 During a term, a separate thread queries the brokers every half minute for the numbers of partitions. It queries the
 topics that the term's records name, and the topics that the subscription has delivered to before. In a term of less
 than half a minute, as in `run --drain`, it queries once at the end. The numbers are stored in the row of the
-subscription (column `leader`).
-So a harvester that was not running when partitions were added logs the change after its start. `source: mark` has no
-such row: then a process detects only changes that occur while it runs.
+subscription (column `leader`). So a harvester that was not running when partitions were added logs the change after its
+start. `source: mark` has no such row: then a process detects only changes that occur while it runs.
 """
 
 import json

@@ -21,8 +21,8 @@ EVERY_SECONDS = 60.0
 
 
 class ProgressLog:
-    """Writes the progress line. `delivered` returns the total number of delivered records, `leads` whether this process
-    leads. `backlog_age_seconds` queries Postgres for the age of the oldest record in the backlog."""
+    """Writes the progress line. `delivered` returns the total number of delivered records. `leads` returns True if this
+    process leads. `backlog_age_seconds` queries Postgres for the age of the oldest record in the backlog."""
 
     def __init__(
         self,

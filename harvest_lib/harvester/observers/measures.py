@@ -24,8 +24,8 @@ _LATENCY_EVERY_SECONDS = 1.0
 
 
 class LatencySample:
-    """A record chosen for the latency. `aged` stores its time of creation, `acked` the time of its acknowledgement. The
-    later of the two calls passes the latency to `observe`."""
+    """A record chosen for the latency. `aged` stores the record's time of creation, and `acked` stores the time of its
+    acknowledgement. The later of the two calls passes the latency to `observe`."""
 
     def __init__(self, record_id: int, observe: Callable[[float], None]) -> None:
         self.record_id = record_id

@@ -13,8 +13,8 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem that a check found. An `error` prevents the start of the harvester, or the delivery of records; a
-    `warning` does not."""
+    """A problem that a check found. An `error` prevents the start of the harvester, or the delivery of records. A
+    `warning` prevents neither."""
 
     severity: Severity
     area: Area

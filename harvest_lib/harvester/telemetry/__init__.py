@@ -115,7 +115,7 @@ def _of_the_outbox(seen: LatestSample) -> Iterator[Reading]:
 
 
 def _noticed(added: Sequence[Added]) -> Mapping[Labels, float]:
-    """Return the time at which added partitions were detected, for each of the `MOST_TOPICS` latest topics."""
+    """Return when added partitions were detected, for the `MOST_TOPICS` topics with the latest detections."""
     newest = sorted(added, key=lambda each: each.noticed_at)[-MOST_TOPICS:]
     return {(each.topic,): each.noticed_at.timestamp() for each in newest}
 

@@ -61,16 +61,16 @@ class OutboxSample:
     mark: Hashable = None
     quiet_seconds: float = 0.0
     parked: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Number of parked records by topic and state; the state is `parked` or `held`."""
+    """Number of parked records for each topic and state. The state is `parked` or `held`."""
     shards: Sequence[SubscriptionShard] = ()
     """The shards of all subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareSample:
-    """The part of a sample that is read only once a minute. `held`: held segments by subscription; empty if the table
-    has no segments, or if this role may not see them. `sizes`: None before the first answer. `added`: topics to which
-    partitions were added."""
+    """The part of a sample that is read only once a minute. `held`: the held segments of each subscription; empty if
+    the table has no segments, or if this role may not see them. `sizes`: None before the first answer. `added`: the
+    additions of partitions to topics."""
 
     held: Mapping[str, Held] = field(default_factory=dict)
     sizes: Sizes | None = None

@@ -118,7 +118,7 @@ class Sampler:
         return self._unknown("Postgres does not answer in time")
 
     def stop(self) -> None:
-        """End the thread. If it still waits for a server after a second, return before it has ended. Safe to repeat."""
+        """End the thread. Do not wait longer than a second, as the server may be unavailable. Safe to repeat."""
         self._harvest.measures.samples = None
         self._stopping.set()
         self._samples.put(None)

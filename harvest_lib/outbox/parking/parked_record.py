@@ -27,7 +27,7 @@ class ParkedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow(ParkedRecord):
-    """A parked record with its outbox row, payload included: values as JSON, by column."""
+    """A parked record with its outbox row, payload included. `row` maps each column to its value as JSON."""
 
     row: dict[str, Any]
 

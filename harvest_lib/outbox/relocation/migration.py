@@ -68,7 +68,7 @@ class Migration:
     ahead: int = DEFAULT_AHEAD
     patience_seconds: float = PATIENCE_SECONDS
     after: Callable[[str], None] = lambda _step: None
-    """Called with the name of each step after the step."""
+    """Function that is called after each step, with the name of the step."""
 
     def run(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
         """Run the remaining steps and return their names. Needs the owner's rights and a connection in autocommit.

@@ -14,8 +14,8 @@ SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforc
 FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
 """
 
-# Finds two kinds of objects: those that would refer to the first segment instead of the outbox after the swap, and
-# those that a partitioned table cannot have.
+# Finds two kinds of objects: objects that would refer to the first segment instead of the outbox after the swap, and
+# objects that a partitioned table cannot have.
 OBSTACLES = """
 SELECT 'the view ' || view.oid::regclass || ' reads it' FROM pg_depend AS d
 JOIN pg_rewrite AS r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass

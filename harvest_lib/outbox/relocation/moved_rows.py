@@ -2,7 +2,7 @@
 
 The `transaction_id` of a row is the transaction that wrote the row on its original server. The system column `xmin` is
 the transaction that inserted the row on this server: a restore or a writer. The catalog shows the transaction that
-created the row's segment. From the three, this module concludes:
+created the row's segment. From these three transactions, this module concludes:
 
     transaction_id not assigned yet, above xmin, or older than the segment    the row came from another server
     several transaction_ids with the same xmin                                a restore inserted the rows
@@ -33,8 +33,8 @@ _LAST_ID_NEXT_STEP = (
 )
 
 # The statement extends the 32 bits of an xmin to 64 bits with the id of the next transaction. The catalog row of a
-# system column is never changed, so its xmin is the transaction that created the table. A window finds the restored
-# rows: without statistics, a join would compare each row with each.
+# system column is never changed, so its xmin is the transaction that created the table. A window function finds the
+# restored rows, because without statistics a join would compare each row with each other row.
 _ORIGINS = """
 WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax),
 made AS (

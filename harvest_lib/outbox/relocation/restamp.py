@@ -6,7 +6,7 @@ like a future transaction: records with such an id are delivered much later, bet
 First the ids of all rows to restamp are stored in `<outbox>_restamp`, in one transaction, because the server's
 transaction ids rise during the restamping. Then the rows are restamped in batches, ascending by id; each batch gets the
 id of the transaction that restamps it. So records are read by id, the best estimate of their order on the former
-server; records written during the restamping come between them. If a run is killed, the next run continues it.
+server. Records written during the restamping are read between them. If a run is killed, the next run continues it.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Restamping:
         return (row is not None and bool(row[0])) or beside(outbox, "_restamp").exists(connection)
 
     def check_not_needed(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if restamping is needed: a subscription would lose rows from another server."""
+        """Raise OutboxTableError if restamping is needed, since a subscription would lose rows from another server."""
         if self.is_needed(connection):
             raise OutboxTableError(
                 f"there are records in {self.outbox} that this server cannot have written",

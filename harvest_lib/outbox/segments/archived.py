@@ -32,7 +32,8 @@ SET (url, records, last_transaction, archived_at) =
     (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
 """
 
-# Archived rows keep their transaction ids, unless all of the rows were parked and put back.
+# If the lowest transaction id is above the last archived id, the archived rows are gone: a row keeps its transaction id
+# unless it is parked and put back.
 _IS_ANOTHER = """
 SELECT a.records > 0 AND (SELECT transaction_id FROM {segment} ORDER BY transaction_id LIMIT 1) > a.last_transaction
 FROM {archived} AS a WHERE a.segment = %s AND a.url = %s

@@ -113,7 +113,7 @@ class _SegmentCreation:
         filled = self._fill([*bounded, tail], next_id, self.given_size or _size(bounded)) if bounded else 0
         if filled:
             *bounded, tail = segments.read(self.connection)
-        if planned_end(self.connection, tail.table)[0] is None:  # otherwise an earlier run began to split the tail
+        if planned_end(self.connection, tail.table)[0] is None:  # else an earlier run has begun to split the tail
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
                 return Ensured(made=filled, jumped=jumped)

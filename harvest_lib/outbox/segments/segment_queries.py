@@ -62,9 +62,9 @@ UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'
 WHERE segment = ANY(%(names)s) AND open_then::text <> '1:1:' AND NOT leaving
 """
 
-# A single query reads the locks: two queries could miss a writer that is prepared between them. After a restart of the
-# server, a prepared transaction no longer has the virtual transaction id that was stored, but it still has its lock on
-# the segment that it wrote into.
+# A single query reads the locks, because two queries could miss a transaction that is prepared between the queries.
+# After a restart of the server, a prepared transaction no longer has the virtual transaction id that was stored, but it
+# still has its lock on the segment that it wrote into.
 _HOLDS_UP = """
 WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
 here AS (SELECT oid FROM pg_database WHERE datname = current_database())
