@@ -67,13 +67,15 @@ class ReaderThread(PipelineThread):
         """Return the retention of the source's partitions (`Reader.retained`). Any thread may call it. It does not
         block."""
         reader = self._reader if self.at_work else None
-        return reader.retained() if reader is not None else ()
+        retained = getattr(reader, "retained", None)  # a reader of another package need not inherit from `Reader`
+        return retained() if retained is not None else ()
 
     def slot_state(self) -> "SlotState | None":
         """Return the state of the reader's replication slot, None without a slot. Any thread may call it. It does not
         block."""
         reader = self._reader if self.at_work else None
-        return reader.slot_state() if reader is not None else None
+        slot_state = getattr(reader, "slot_state", None)
+        return slot_state() if slot_state is not None else None
 
     def close(self) -> None:
         """Confirm the messages that all writers have written, and close the reader. Call this method after the thread's

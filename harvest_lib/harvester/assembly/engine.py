@@ -99,8 +99,8 @@ class _Ends:
 
 
 class Engine:
-    """The parts of a harvester that outlive a term. Each shard has separate parts. A table whose rows are purged
-    without checkpoints has a single shard."""
+    """The parts of a harvester that outlive a term. Each shard has separate parts. Only shard 0 exists where rows
+    are purged without checkpoints."""
 
     def __init__(
         self,

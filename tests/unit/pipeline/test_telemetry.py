@@ -97,6 +97,19 @@ def test_the_state_of_a_slot_is_reported_as_far_as_it_is_known(tmp_path):
     running.stop()
 
 
+def test_a_reader_that_inherits_nothing_has_no_slot_and_no_retention(tmp_path):
+    class Bare:
+        def __init__(self):
+            script = Script(messages("A"), ends=False)
+            self.read, self.kept, self.close = script.read, script.kept, script.close
+
+    running = Running(declared(tmp_path, Bare(), {"one": Taking()}))
+    telemetry = PipelineTelemetry(running.pipeline)
+    eventually(lambda: running.pipeline.log_end == 1)
+    assert not {metric for metric, values in telemetry.readings() if metric in catalogue.OF_SLOTS and values}
+    running.stop()
+
+
 def test_before_it_runs_it_is_neither_live_nor_ready(tmp_path):
     telemetry = PipelineTelemetry(Pipeline(declared(tmp_path, Script(), {"one": Taking()})))
     assert not telemetry.live().is_healthy
