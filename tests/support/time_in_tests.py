@@ -19,7 +19,11 @@ _CLOCKS = {
     *("process_time", "time", "time_ns", "unix_ms", "utcnow"),
 }
 _MODULES_OF_CLOCKS = {"clock", "datetime", "datetime.datetime", "dt.datetime", "time"}
-_KEEPS_TIMES = {"abs", "float", "int", "max", "min", "round", "sorted", "sum"}
+_KEEPS_TIMES = {
+    *("abs", "divmod", "enumerate", "float", "int", "list", "max", "min", "pairwise", "reversed", "round", "set"),
+    *("sorted", "sum", "tuple", "zip"),
+}
+_COLLECTS = {"add", "append", "extend", "insert"}
 _DEADLINE_FIRST = {"await_stopped", "drain", "exception", "flush", "join", "result", "settimeout", "wait"}
 """Methods whose first argument is a deadline."""
 _DEADLINE_BY_NAME = {
@@ -73,6 +77,9 @@ class _Module:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self.number(operand)
                 return None if value is None else -value
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+                values = self.number(left), self.number(node.right)
+                return None if None in values else _computed(node.op, *values)
         return None
 
     def is_constant(self, node: ast.AST) -> bool:
@@ -95,6 +102,17 @@ class _Module:
         if isinstance(node.func, ast.Attribute):
             return node.func.attr in _CLOCKS and ast.unparse(node.func.value) in _MODULES_OF_CLOCKS
         return isinstance(node.func, ast.Name) and node.func.id in self.clocks
+
+
+def _computed(operator: ast.operator, left: float, right: float) -> float | None:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+    return left / right if right else None
 
 
 def findings(source: str) -> list[Finding]:
@@ -182,25 +200,24 @@ def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
             yield Finding(node.lineno, f"a deadline of {seconds:g} s; give at least {SHORTEST_DEADLINE} s")
 
 
-def settings_of_hypothesis(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
+def deadline_of_hypothesis(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
     """Find settings of Hypothesis that bring back a deadline, a check of the time, or other examples in each run."""
     for node in _nodes(statement):
         for keyword in node.keywords if _is_call(node, "settings") else []:
-            value = ast.unparse(keyword.value)
-            allowed = {
-                "deadline": value == "None",
-                "derandomize": value == "True",
-                "suppress_health_check": value.isupper() or value.endswith((".too_slow]", "*HealthCheck]")),
-            }
-            if not allowed.get(keyword.arg or "", True):
-                yield Finding(node.lineno, f"Hypothesis is given `{keyword.arg}={value}`; the profile decides that")
+            value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ...
+            if keyword.arg == "deadline" and value is not None:
+                yield Finding(node.lineno, "Hypothesis has a deadline for each example")
+            if keyword.arg == "derandomize" and value is not True:
+                yield Finding(node.lineno, "Hypothesis draws other examples in each run; the profile decides that")
+            if keyword.arg == "suppress_health_check" and not _suppresses_slowness(keyword.value):
+                yield Finding(node.lineno, "Hypothesis minds that examples are drawn slowly: suppress `too_slow` too")
 
 
 RULES: tuple[Callable[[_Module, ast.stmt], Iterator[Finding]], ...] = (
     clock_against_constant,
     fixed_sleep,
     short_deadline,
-    settings_of_hypothesis,
+    deadline_of_hypothesis,
 )
 
 
@@ -208,16 +225,33 @@ RULES: tuple[Callable[[_Module, ast.stmt], Iterator[Finding]], ...] = (
 
 
 def _timed_names(module: _Module, statement: ast.stmt) -> set[str]:
-    """Return the names, with dots or without, that are assigned or appended what stems from a clock."""
+    """Return the names, with dots or without, that are assigned what stems from a clock."""
     timed: set[str] = set()
+    before = None
     if not any(module.reads_clock(node) for node in _nodes(statement)):
         return timed
-    for node in _nodes(statement):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value and _stems(module, timed, node.value):
-            timed |= {name for target in _targets(node) for name in _names(target)}
-        elif _is_call(node, "append") and any(_stems(module, timed, each) for each in node.args):
-            timed.add(ast.unparse(node.func.value))
+    while before != timed:
+        before = set(timed)
+        for node in _nodes(statement):
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                if node.value is not None and _stems(module, timed, node.value):
+                    timed |= {name for target in _targets(node) for name in _names(target)}
+            elif isinstance(node, (ast.comprehension, ast.For)) and _stems(module, timed, node.iter):
+                timed |= set(_names(node.target))
+            elif _collects(node) and any(_stems(module, timed, each) for each in node.args):
+                timed |= set(_names(node.func.value))
     return timed
+
+
+def _suppresses_slowness(checks: ast.expr) -> bool:
+    """Return True if the suppressed health checks, where they are listed, have the one that measures time."""
+    if not isinstance(checks, (ast.List, ast.Tuple)):
+        return True
+    return any(ast.unparse(each).endswith((".too_slow", "*HealthCheck")) for each in checks.elts)
+
+
+def _collects(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _COLLECTS
 
 
 def _stems(module: _Module, timed: set[str], node: ast.AST) -> bool:
@@ -231,14 +265,18 @@ def _stems(module: _Module, timed: set[str], node: ast.AST) -> bool:
             parts = [value]  # such as a difference's total_seconds()
         case ast.Call(func=ast.Name(id=name), args=arguments):
             parts = arguments if name in _KEEPS_TIMES else []
-        case ast.BinOp() | ast.UnaryOp() | ast.Subscript() | ast.Tuple() | ast.List():
+        case ast.ListComp(elt=element) | ast.GeneratorExp(elt=element) | ast.SetComp(elt=element):
+            parts = [element]
+        case ast.BinOp() | ast.UnaryOp() | ast.IfExp() | ast.Subscript() | ast.Starred() | ast.NamedExpr():
             parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        case ast.Tuple() | ast.List() | ast.Set():
+            parts = node.elts
         case _:
             parts = []
     return any(_stems(module, timed, each) for each in parts)
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+def _targets(node: ast.stmt | ast.NamedExpr) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 

@@ -161,6 +161,14 @@ def test_a_session_that_ends_too_early_is_flaky(run):
     assert "flaky: the session (first: it ended too early (" in done.stdout
 
 
+@pytest.mark.full
+def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):
+    (tmp_path / "state").write_text("no folder")
+    done, _ = run(GOOD)
+    assert done.returncode == 1
+    assert "failed: the run (" in done.stdout
+
+
 def test_more_than_three_flaky_tests_fail_the_run(run):
     three = "".join(FLAKY.format(number) for number in range(3))
     assert run(GOOD + three)[0].returncode == 0
@@ -179,6 +187,13 @@ def test_a_worker_that_dies_once_costs_nothing(run, end):
     assert set(flaky) & {"test_it.py::test_dies", "the session"}
     assert set(flaky) <= {"test_it.py::test_dies", "the session"}
     assert "9 passed, 0 failed" in done.stdout
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_twice_fails_the_run(run):
+    done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD, workers="2")
+    assert done.returncode == 1
+    assert "failed: test_it.py::test_dies" in done.stdout
 
 
 def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
@@ -214,6 +229,17 @@ def test_a_module_that_hangs_as_it_is_imported_is_named(run, monkeypatch):
     done, _ = run("time.sleep(600)\n" + GOOD)
     assert done.returncode == 1
     assert "failed: the session (no test was collected within 5 s: a module hangs as it is imported" in done.stdout
+
+
+@pytest.mark.full
+def test_so_many_failures_that_nothing_changes_the_verdict_are_not_asked_again(run, tmp_path):
+    file = tmp_path / "state" / "test" / "flaky.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"quick": {"test_before": "a reason"}}')
+    done, flaky = run(GOOD + "".join(f"def test_bad_{number}():\n    assert 0\n" for number in range(21)))
+    assert done.returncode == 1
+    assert "Once more" not in done.stdout
+    assert flaky == {"test_before": "a reason"}, "nobody asked"
 
 
 def test_a_test_that_a_variable_or_a_plugin_leaves_out_fails_the_run(run, monkeypatch):

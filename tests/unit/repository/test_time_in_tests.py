@@ -14,6 +14,9 @@ CLOCK = "an assertion compares the machine's clock with a constant"
 ABOUT = "an assertion compares the machine's clock approximately"
 SLEEP = "a fixed sleep; wait for what has to come"
 SHORT = "a deadline of 5 s; give at least 60 s"
+DEADLINE = "Hypothesis has a deadline for each example"
+SLOW_DRAWS = "Hypothesis minds that examples are drawn slowly: suppress `too_slow` too"
+DICE = "Hypothesis draws other examples in each run; the profile decides that"
 
 
 def test_time_decides_no_test():
@@ -36,12 +39,18 @@ def found(body, *, head="", marks=""):
     "body",
     [
         "began = time.monotonic()\nassert time.monotonic() - began < 2.0",
+        "began = time.perf_counter()\nwork()\ntook = time.perf_counter() - began\nassert 0.1 <= took",
         "began = time.time()\nassert abs(time.time() - began) * 1000 < 5_000",
         "began = boot_seconds()\nassert boot_seconds() - began < LIMIT",
         "began = now()\nassert now() - began < 2 * PATIENCE",
+        "began = now()\nassert now() - began < settings.PATIENCE",
         "began = datetime.now(UTC)\nassert datetime.now(UTC) - began < timedelta(seconds=2)",
         "waits = []\nwaits.append(time.monotonic())\nassert max(waits) - min(waits) < 1",
+        "heard = []\nhear(lambda: heard.extend([1, time.monotonic()]))\nassert heard[1] - 7 < 1",
+        "times = [time.monotonic() for _ in range(3)]\nassert all(b - a < 1 for a, b in pairwise(times))",
+        "fake.at = time.monotonic()\nfirst, second = fake.at, time.monotonic()\nassert second - first > 0.5",
         "began = datetime.now(UTC)\nassert (datetime.now(UTC) - began).total_seconds() < 3",
+        "assert ((took := time.monotonic() - began()) < 3) is expected",
         "def within():\n    began = time.monotonic()\n    assert time.monotonic() - began < 1",
     ],
 )
@@ -62,6 +71,7 @@ def test_a_clock_that_is_compared_approximately_is_found():
         "record = make(at=time.time())\nassert len(record.keys) == 3",
         "deadline = time.monotonic() + 60\nassert time.monotonic() < deadline",
         "count = 3\nassert count < 5",
+        "assert now() < 5",
         "print(time.monotonic() - began < 5)",
     ],
 )
@@ -114,8 +124,15 @@ def test_a_fake_of_the_module_may_be_slow():
         "assert done.wait(timeout=5)",
         "thread.join(5.0)",
         "future.result(SOON)",
+        "future.exception(timeout=SOON)",
+        "process.communicate(timeout=5)",
+        'subprocess.run(["true"], timeout=2 * SOON - 5)',
+        "harvest.await_stopped(5)",
         "server.await_ready(up, seconds=5)",
         "class Slow:\n    def write(self, batch):\n        self.gate.wait(5)",
+        "socket.settimeout(5)",
+        "lines.get(timeout=5)",
+        "assert not thread.join(5)",
     ],
 )
 def test_a_short_deadline_is_found(call):
@@ -154,18 +171,21 @@ def test_long_deadlines_polls_and_settings_are_none(call):
 
 
 @pytest.mark.parametrize(
-    ("given", "is_found"),
+    ("decorator", "reasons"),
     [
-        ("deadline=500", True),
-        ("max_examples=20, derandomize=False, deadline=None", True),
-        ("derandomize=True, deadline=None", False),
-        ("suppress_health_check=[HealthCheck.large_base_example]", True),
-        ("suppress_health_check=[HealthCheck.too_slow]", False),
-        ("suppress_health_check=CHECKS", False),
+        ("@settings(deadline=500)", [DEADLINE]),
+        ("@settings(deadline=timedelta(seconds=5))", [DEADLINE]),
+        ("@hypothesis.settings(derandomize=False, deadline=None)", [DICE]),
+        ("@settings(max_examples=20, derandomize=True)", []),
+        ("@given(deadline=st.integers())", []),
+        ("@settings(suppress_health_check=[HealthCheck.large_base_example])", [SLOW_DRAWS]),
+        ("@settings(suppress_health_check=[HealthCheck.too_slow])", []),
+        ("@settings(suppress_health_check=[*HealthCheck])", []),
+        ("@settings(suppress_health_check=CHECKS)", []),
     ],
 )
-def test_settings_of_hypothesis(given, is_found):
-    assert bool(found("pass", marks=f"@settings({given})")) is is_found
+def test_settings_of_hypothesis(decorator, reasons):
+    assert found("pass", marks=decorator) == reasons
 
 
 @pytest.mark.parametrize("marks", ["@pytest.mark.full", "@pytest.mark.long", "@pytest.mark.gate\n@pytest.mark.e2e"])
