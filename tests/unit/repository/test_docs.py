@@ -123,6 +123,14 @@ def test_every_page_is_reached_from_the_readme():
     assert set(PAGES) - reachable(ROOT / "README.md") == set()
 
 
+def test_a_page_that_nothing_links_to_is_found(tmp_path):
+    start, linked, orphan = (tmp_path / name for name in ("start.md", "linked.md", "orphan.md"))
+    start.write_text("[linked](linked.md#part) [elsewhere](https://example.com/orphan.md)")
+    linked.write_text("# Part\n[back](start.md)\n```\n[in code](orphan.md)\n```\n")
+    orphan.write_text("[out](start.md)")
+    assert reachable(start) == {start, linked}
+
+
 @pytest.mark.parametrize("name", [*HarvestConfig.model_fields, *Limits.model_fields])
 def test_every_setting_is_described(name):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
