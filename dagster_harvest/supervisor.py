@@ -53,7 +53,7 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
-    """Return the sensor. It is on by default, because whoever adds an outbox wants it to be harvested. `job` is None in
+    """Return the sensor. It is on by default, because an outbox is added to be harvested. `job` is None in
     the mode `external`."""
 
     @dg.sensor(

@@ -88,11 +88,11 @@ class HarvestConfig(Settings):
     single process. `auto` is `postgres` if the source only reads, there is a single shard, and the delivery fences a
     former leader (`transactional`, `sequenced`). In all other cases `auto` is `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
-    """How records are read. `mark` marks records and deletes them after delivery. `snapshot` and `transaction_id` only
+    """Mode of reading. `mark` marks records and deletes them after delivery. `snapshot` and `transaction_id` only
     read, and need a native table or the setting `columns`. `auto` is `mark` for a table in goharvest's layout, else
     `snapshot`. Default auto."""
     delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
-    """How records are sent. This decides which records of a key are repeated after a failure. `barrier`: at most the
+    """Mode of sending. It decides which records of a key are repeated after a failure. `barrier`: at most the
     last record. `pipelined`: several consecutive records. `transactional`: no record, for readers of committed records;
     it uses Kafka transactions. `sequenced`: no record, for readers with `harvest_lib.consume`; it uses no Kafka
     transactions. `auto` is `barrier` if the source is `mark`, else `transactional`. Default auto."""

@@ -39,7 +39,7 @@ _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
 _WHY_SECONDS = 0.5
 _ANSWER_SECONDS = 0.005
-"""How long a check that records may be sent is valid, for records that can expire. Then the check is repeated."""
+"""Validity of a check that records may be sent, for records that can expire. Then the check is repeated."""
 
 
 class BatchProducer:

@@ -29,10 +29,10 @@ from harvest_lib.record.rows import RowsSummary
 _log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS = 5.0
-"""How long these facts are valid: a topic is missing, a topic permanently takes no records, a limit by which a record
+"""Validity of these facts: a topic is missing, a topic permanently takes no records, a limit by which a record
 is refused. After a query that no broker answers, the brokers are not queried for the same time."""
 _SMALL_SECONDS = 60.0
-"""How long a limit below librdkafka's default is valid. When such a limit has been gone for the same time, producers
+"""Validity of a limit below librdkafka's default. When such a limit has been gone for the same time, producers
 that were made for this limit are made again."""
 _ASK_SECONDS = 1.0
 """Least interval between two queries about a topic in trouble."""

@@ -44,7 +44,7 @@ class Diagnosis:
         self._requested.set()
 
     def stop(self) -> None:
-        """Tell the thread to end, without a wait for its end."""
+        """Stop the thread, without a wait for its end."""
         self._stopped.set()
         self._requested.set()
 

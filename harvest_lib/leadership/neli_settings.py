@@ -25,7 +25,7 @@ class NeliSettings:
     min_poll_interval_seconds: float = 0.1
     """Least time between two polls of the leader topic, and between two heartbeats."""
     poll_duration_seconds: float = 0.001
-    """How long a poll waits for a message."""
+    """Longest wait of a poll for a message."""
     session_timeout_seconds: float = 10.0
     quiesce_timeout_seconds: float = 5.0
     """Limit of the time that a rebalance waits until records in flight have landed."""

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 _STANDBY_SECONDS = 0.1
 """Least time between two attempts of a standby to take the lock. It prolongs the time without a leader."""
 _WORD_SECONDS = 0.5
-"""How long a leader that leaves in order holds the second lock, so that a standby sees it."""
+"""Time for which a leader that leaves in order holds the second lock, so that a standby sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ SELECT has_schema_privilege(n.oid, 'CREATE') AND pg_has_role(c.relowner, 'USAGE'
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 
-_TOPICS = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscription = %(subscription)s"
+_FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 
 class Preconditions:
@@ -270,6 +270,12 @@ def _run(checks: Iterable[Check]) -> None:
         check()
 
 
+def filtered_topics(connection: psycopg.Connection[Any], subscriptions: OutboxTable, subscription: str) -> set[str]:
+    """Return the topics that the filter of a subscription names; none without a filter. Raises psycopg's errors."""
+    statement = sql.SQL(_FILTERED).format(in_statement(subscriptions.identifier))
+    return {topic for (topic,) in connection.execute(statement, (subscription,))}
+
+
 def _refuse_compacted(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, topics: Topics
 ) -> None:
@@ -281,8 +287,7 @@ def _refuse_compacted(
     and does not stop the delivery, see `harvest_lib.delivery.Topics`.
     """
     with translated():
-        statement = sql.SQL(_TOPICS).format(subscriptions=in_statement(outbox.subscriptions.identifier))
-        found = {topic for (topic,) in connection.execute(statement, {"subscription": subscription})}
+        found = filtered_topics(connection, outbox.subscriptions, subscription)
     if compacted := topics.compacted(found):
         raise TopicCompacted(
             f"the topic {compacted[0]!r} is compacted, and `delivery: sequenced` cannot use it: acknowledgements have "

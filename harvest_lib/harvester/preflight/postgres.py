@@ -16,7 +16,7 @@ from harvest_lib.grants import harvester_needs, require_grants
 from harvest_lib.harvester.assembly.choices import read_choices, resolved
 from harvest_lib.harvester.assembly.factory import make_selection
 from harvest_lib.harvester.assembly.pools import ELECTION_UNKNOWN, read_pool, refuse_group
-from harvest_lib.harvester.assembly.preconditions import Check, Preconditions
+from harvest_lib.harvester.assembly.preconditions import Check, Preconditions, filtered_topics
 from harvest_lib.harvester.housekeeping.table_warnings import ids_end, rows_unstamped
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable
@@ -45,8 +45,6 @@ SELECT DISTINCT topic FROM (
   (SELECT {topic} FROM {table} ORDER BY {id} DESC LIMIT 10000)
 ) AS named LIMIT %(most)s
 """
-
-_FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 
 @dataclass(slots=True)
@@ -189,6 +187,5 @@ class _Table:
             found.update(row[0] for row in rows)
             keeps = self._config.mode.keeps_checkpoints
             if keeps and (subscriptions := self._table.beside(self._connection, "subscriptions")) is not None:
-                named = sql.SQL(_FILTERED).format(in_statement(subscriptions.identifier))
-                found.update(row[0] for row in self._connection.execute(named, (self._config.subscription,)))
+                found |= filtered_topics(self._connection, subscriptions, self._config.subscription)
         return found

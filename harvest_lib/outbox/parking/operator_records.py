@@ -177,7 +177,7 @@ class ParkedRecords(ParkedTable):
         with translated(), connection.transaction():
             lock_ddl(connection, str(self.outbox))
             existed = self.table.exists(connection)
-            # Without a schema, CREATE would use the first schema of the search path, perhaps not that of the outbox.
+            # Without a schema, CREATE would use the first schema of the search path: it may differ from the outbox's.
             outbox = self.outbox.placed(connection) if self.outbox.exists(connection) else self.outbox
             if not existed:  # even CREATE … IF NOT EXISTS requires the privilege to create
                 connection.execute(_create_statement(outbox.parked))

@@ -42,7 +42,7 @@ class KafkaReading(_Kafka):
     headers are passed on unchanged. Default: envelope."""
 
     start: Literal["beginning", "end"] = "beginning"
-    """Where to start in a topic that was never read. Default: beginning."""
+    """Start in a topic that was never read. Default: beginning."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""

@@ -73,7 +73,7 @@ _ALL_ROWS = {"row_security": "off"}
 
 _WAIT_SECONDS = 0.2
 _BUSY_SECONDS = 30.0
-"""How long to wait for a busy slot: a server may need a while to notice that the previous reader is gone."""
+"""Longest wait for a busy slot: a server may notice late that the previous reader is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
