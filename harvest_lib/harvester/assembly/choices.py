@@ -45,11 +45,11 @@ def chosen(config: HarvestConfig, choices: Choices) -> HarvestConfig:
     )
 
 
-def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
-    """Return the configuration with `auto` replaced by the choices. Raises ConfigError if a setting contradicts the
-    choices."""
+def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable, *, marks: bool = False) -> HarvestConfig:
+    """Return the configuration with `auto` replaced by the choices. With `marks` an embedder's parts mark, whatever the
+    source. Raises ConfigError if a setting contradicts the choices."""
     used = chosen(config, choices)
-    if used.mode.marks and config.shards > 1:
+    if (marks or used.mode.marks) and config.shards > 1:
         raise ConfigError(
             f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",
             field="shards",

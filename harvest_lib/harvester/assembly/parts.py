@@ -62,7 +62,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
     conninfo = given.data_source.conninfo()
     with connect(conninfo) as connection:
         choices = read_choices(given, connection, table, marks=own.mark)
-        config = resolved(given, choices, table)
+        config = resolved(given, choices, table, marks=own.mark)
         if config.delivery != given.delivery and own.delivery is None:
             refuse_bad_settings(config, own.producer_provider)
         pool = cache(partial(read_pool, config))  # read once, at the start

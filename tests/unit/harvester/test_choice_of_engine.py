@@ -34,6 +34,14 @@ def test_shards_are_refused_where_the_source_turns_out_to_be_mark(of_kind, deliv
         of_kind("goharvest", shards=2, delivery=delivery)
 
 
+def test_shards_are_refused_where_the_parts_of_an_embedder_mark():
+    config = HarvestConfig(leader_group_id="g", source="snapshot", delivery="barrier", leadership="neli", shards=2)
+    choices = read_choices(config, None, TABLE, marks=True)
+    assert resolved(config, choices, TABLE).shards == 2
+    with pytest.raises(ConfigError, match="one writer"):
+        resolved(config, choices, TABLE, marks=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [("native", ("snapshot", "transactional", "postgres")), ("goharvest", ("mark", "barrier", "neli"))],
