@@ -183,6 +183,11 @@ def followed(followed_database, unique):
 
 
 @pytest.fixture
+def source(followed):
+    return followed
+
+
+@pytest.fixture
 def reader(source):
     """Makes readers of the module's `source`."""
     with readers(source) as make:

@@ -5,7 +5,7 @@ from psycopg import sql
 
 from harvest_lib.outbox import NativeTable, OutboxTable, append
 from harvest_lib.outbox.parking import ParkedRecords
-from harvest_lib.outbox.segments import Segments
+from harvest_lib.outbox.segments import Segments, drop_passed
 from harvest_lib.postgres.database import in_statement
 from harvest_lib.record import OutboxRecord
 
@@ -52,6 +52,9 @@ class Native:
         seen = seen or self.snapshot()
         every = self.segments.read(self.connection)
         return [each.name for each in every if self.segments.has_unseen(self.connection, each, seen)]
+
+    def drop_passed(self, seconds=0.0, **options):
+        return drop_passed(self.connection, self.table, keep_seconds=seconds, **options)
 
     def count(self):
         return self.connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self.table.identifier)).fetchone()[0]

@@ -9,20 +9,15 @@ from functools import partial
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AclOperation
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+from support.checked import RECORD, causes, goharvest, native_table
 from support.servers import standby_of
 from support.topics import configure_topic
 from support.waiting import eventually
 from trustme import CA
 
-from harvest_lib.config import HarvestConfig
-from harvest_lib.config.choices import ReadingMode
-from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError
-from harvest_lib.grants import harvester_needs, missing_grants
-from harvest_lib.grants.kafka import Acl
+from harvest_lib.errors import CheckpointError, OutboxTableError
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.assembly.transactions import prepare_transactions
 from harvest_lib.harvester.harvest import Harvest
@@ -30,40 +25,12 @@ from harvest_lib.harvester.preflight import kafka as kafka_checks
 from harvest_lib.harvester.preflight import postgres as postgres_checks
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.local_stack.postgres import PostgresServer
-from harvest_lib.outbox import NativeTable, OutboxTable, append
-from harvest_lib.outbox.stamping import add_stamp
+from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate
 
 CANARY = "canary-77b1"
-
-
-def goharvest(connection):
-    OutboxTable.parse("outbox").create(connection)
-
-
-def native_table(connection, name="outbox"):
-    table = OutboxTable.parse(name)
-    NativeTable(outbox=table).create(connection)
-    add_stamp(connection, table)
-
-
-@pytest.fixture
-def configured(dsn, bootstrap_servers, group_id):
-    """Return the configuration of a harvester, with settings of its own."""
-
-    def config(**settings):
-        kafka = {"bootstrap.servers": bootstrap_servers}
-        known = {"base_kafka_config": kafka, "data_source": dsn, "leader_group_id": group_id}
-        return HarvestConfig(**{**known, "delivery": "barrier", "leadership": "neli", **settings})
-
-    return config
-
-
-@pytest.fixture
-def inspected(configured):
-    return lambda *topics, **settings: preflight.inspect(configured(**settings), topics)
 
 
 @pytest.fixture
@@ -76,10 +43,6 @@ def checked(harvest, servers):
         return done.returncode, json.loads(done.stdout)
 
     return check
-
-
-def causes(report, severity="error"):
-    return [each.cause for each in report.findings if each.severity == severity]
 
 
 @pytest.fixture
@@ -173,99 +136,6 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, servers):
     done = harvest("run", **variables)
     assert done.returncode == 6
     assert done.stderr.count("does not answer") == 1
-
-
-# -- the faults that a harvester refuses to start with are found, and nothing else
-
-
-def native_with_a_reader(connection):
-    native_table(connection)
-    connection.execute(
-        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('search', 0, 1, 'snapshot')"
-    )
-
-
-def parked_elsewhere(connection):
-    goharvest(connection)
-    connection.execute("CREATE TABLE outbox_parked (id bigint)")
-
-
-NO = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$"
-RAISES, SKIPS = NO.format("RAISE 'no';"), NO.format("RETURN NULL;")
-NEVER_MARKED = "CREATE TRIGGER no BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION no()"
-NEVER_PURGED = "CREATE TRIGGER no BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()"
-NEVER_COMMITTED = """
-CREATE CONSTRAINT TRIGGER no AFTER INSERT ON outbox_subscriptions DEFERRABLE INITIALLY DEFERRED
-FOR EACH ROW EXECUTE FUNCTION no()
-"""
-NEVER_KEPT = "CREATE TRIGGER no BEFORE INSERT ON outbox_subscriptions FOR EACH ROW EXECUTE FUNCTION no()"
-REFERRED_TO = "CREATE TABLE invoice (record bigint REFERENCES outbox)"
-PUBLISHED = "CREATE PUBLICATION everything FOR TABLE outbox"
-NULLABLE = "ALTER TABLE outbox ALTER COLUMN {} DROP NOT NULL"
-
-
-RECORD = """
-INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)
-VALUES (now(), 'orders', 'k', '{}', '{}')
-"""
-
-
-def altered_by(*statements, make=goharvest):
-    """Return a maker of a table with a record, and with a change that its owner has made."""
-    return partial(_altered, statements=statements, make=make)
-
-
-def _altered(connection, statements, make):
-    make(connection)
-    for statement in statements:
-        connection.execute(statement)
-    connection.execute(RECORD)
-    if REFERRED_TO in statements:
-        connection.execute("INSERT INTO invoice SELECT id FROM outbox")
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "said"),
-    [
-        (altered_by(RAISES, NEVER_MARKED), {}, "refused a statement"),
-        (altered_by(RAISES, NEVER_PURGED), {}, "refused a statement"),
-        (altered_by(SKIPS, NEVER_MARKED), {}, "from being marked and purged"),
-        (altered_by(SKIPS, NEVER_PURGED), {"delivery": "transactional"}, "from being marked and purged"),
-        (altered_by(REFERRED_TO), {}, "refused a statement"),
-        (altered_by(PUBLISHED, "ALTER TABLE outbox REPLICA IDENTITY NOTHING"), {}, "refused a statement"),
-        (altered_by(NULLABLE.format("kafka_topic")), {}, "without kafka_topic"),
-        (altered_by(NULLABLE.format("kafka_header_keys"), make=native_table), {}, "without kafka_header_keys"),
-        (altered_by(RAISES, NEVER_COMMITTED, make=native_table), {}, "refused a statement"),
-        (altered_by(SKIPS, NEVER_KEPT, make=native_table), {}, "does not keep"),
-        (goharvest, {"producer_kafka_config": {"linger.ms": 600_000}, "delivery": "auto"}, "linger.ms"),
-        (native_table, {"producer_kafka_config": {"linger.ms": 600_000}, "delivery": "auto"}, "linger.ms"),
-        (goharvest, {}, ""),
-        (goharvest, {"shards": 2}, "`mark` has one writer"),
-        (goharvest, {"source": "snapshot"}, "does not name the transaction"),
-        (goharvest, {"source": "mark", "delivery": "transactional"}, ""),
-        (native_with_a_reader, {}, ""),
-        (native_with_a_reader, {"source": "mark"}, "would delete records that they"),
-        (native_with_a_reader, {"source": "mark", "delivery": "transactional"}, "would delete records that they"),
-        (native_with_a_reader, {"source": "mark", "delivery": "sequenced"}, "would delete records that they"),
-        (parked_elsewhere, {"source": "mark"}, "does not have the columns"),
-        (parked_elsewhere, {"source": "mark", "delivery": "transactional"}, "does not have the columns"),
-        (parked_elsewhere, {"source": "mark", "parking": "stop"}, ""),
-        (partial(native_table, name="100%s of it"), {"outbox_table": "100%s of it"}, ""),
-    ],
-)
-def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, configured, make, settings, said):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        make(connection)
-    config = configured(**settings)
-    found = [each for each in causes(preflight.inspect(config)) if "the topic 'orders'" not in each]
-    refused = ""
-    try:
-        Harvest(config).drain(60)
-    except HarvestError as error:
-        refused = error.cause
-    assert found == ([refused] if refused else [])
-    assert said in refused
-    assert bool(said) == bool(refused)
 
 
 def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not_told(
@@ -473,56 +343,6 @@ def test_init_says_who_may_create_the_tables(role, harvest, dsn):
     assert done.returncode == 4
     assert 'schema "billing" does not exist' in done.stderr
     assert "CREATE SCHEMA" in done.stderr
-
-
-# -- on servers that ask who it is
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "way", [MARK, SNAPSHOT, MARK_BATCHES, SEQUENCED], ids=["mark", "snapshot", "mark_batches", "sequenced"]
-)
-def test_what_grants_prints_is_enough_and_each_part_is_missed(secured, way):
-    way = {**way, "leadership": "neli"}
-    secured.make(way)
-    report = preflight.inspect(secured.config(**way), [secured.topic])
-    assert any("lacks privileges" in each or "may not" in each or "beside" in each for each in causes(report))
-    (unseen,) = [each for each in report.errors if f"'{secured.topic}'" in each.cause]
-    assert "--command-config operator.properties --create --topic" in unseen.next_step
-    assert any("the group" in each for each in causes(report))
-    secured.grant(**way)
-    secured.permit(**way)
-    assert causes(preflight.inspect(secured.config(**way), [secured.topic])) == []
-
-
-def test_each_grant_that_is_taken_away_is_named(secured):
-    secured.prepare(SNAPSHOT)
-    needs = harvester_needs(OUTBOX, ReadingMode.of("snapshot", "barrier"))
-    with secured.connect("harvester") as connection:
-        assert missing_grants(connection, needs) == []
-        for need in needs:
-            columns = sql.SQL(", ").join(map(sql.Identifier, need.columns))
-            part = sql.SQL("({})").format(columns) if need.columns else sql.SQL("")
-            for privilege in need.privileges:
-                names = (sql.SQL(privilege), part, need.table.identifier)
-                secured.owner.execute(sql.SQL("REVOKE {} {} ON {} FROM harvester").format(*names))
-                (said,) = missing_grants(connection, needs)
-                assert said.startswith(f"GRANT {privilege}")
-                secured.owner.execute(said.encode())
-                assert missing_grants(connection, needs) == []
-
-
-def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
-    way = {**SNAPSHOT, "leadership": "neli"}
-    secured.prepare(way)
-    config = secured.config(**way)
-    eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], "what was granted counts")
-    ours = {"principal": "User:harvester", "name": secured.topic, "operation": AclOperation.WRITE}
-    with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
-        seen = Acl(principal="User:harvester", resource="topic", name=secured.topic, operation="Describe")
-        secured.put_in(json.dumps([seen.as_json()]))
-        said = f"this user lacks Write on the topic {secured.topic!r}"
-        eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], "it is found")
 
 
 # -- where it is shown

@@ -5,20 +5,12 @@ import json
 import psycopg
 import pytest
 from psycopg import sql
-from support.native import Native
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.housekeeping.maintenance import Maintenance
 from harvest_lib.outbox.segments import detached_segments
 
 pytestmark = pytest.mark.gate
-
-
-@pytest.fixture
-def native(dsn):
-    made = Native(dsn)
-    yield made
-    made.connection.close()
 
 
 def detach(native, name):

@@ -11,7 +11,6 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
-from support.native import Native
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
@@ -22,13 +21,6 @@ from harvest_lib.outbox.segments import Segments, drop_passed, ensure_segments, 
 pytestmark = pytest.mark.gate
 
 DAY = 86_400.0
-
-
-@pytest.fixture
-def native(dsn):
-    made = Native(dsn)
-    yield made
-    made.connection.close()
 
 
 def rotate(native, **options):

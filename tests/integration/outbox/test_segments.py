@@ -17,7 +17,7 @@ from support.waiting import eventually
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.outbox import append
 from harvest_lib.outbox.parking import ParkedSelection
-from harvest_lib.outbox.segments import drop_passed, ensure_segments
+from harvest_lib.outbox.segments import ensure_segments
 from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, exclusively
 from harvest_lib.record import OutboxRecord
 
@@ -29,17 +29,6 @@ FAR = 100_000_000_000
 
 class Killed(Exception):
     """The process ends here."""
-
-
-@pytest.fixture
-def native(dsn):
-    made = Native(dsn)
-    yield made
-    made.connection.close()
-
-
-def keep(native, seconds=0.0, **options):
-    return drop_passed(native.connection, native.table, keep_seconds=seconds, **options)
 
 
 def first(native):
@@ -142,7 +131,7 @@ def test_two_at_once_make_each_segment_once(native, dsn):
     assert len(native.bounds()) == 8
     with psycopg.connect(dsn, autocommit=True) as other, exclusively(other, native.table.placed(other)):
         with pytest.raises(DatabaseError, match="another command"):
-            keep(native, patience_seconds=0.1)
+            native.drop_passed(patience_seconds=0.1)
         with pytest.raises(DatabaseError, match="another command"):
             ensure_segments(native.connection, native.table, patience_seconds=0.1)
 
@@ -158,7 +147,7 @@ def test_names_with_a_percent_sign_are_names(dsn):
     native.write(15)
     native.subscribe(native.snapshot())
     native.closed()
-    assert drop_passed(native.connection, native.table, keep_seconds=0).dropped == ["100%s %(x)s_from_0"]
+    assert native.drop_passed().dropped == ["100%s %(x)s_from_0"]
     native.connection.close()
 
 
@@ -279,7 +268,7 @@ def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
         try:
             native.subscribe(native.snapshot())
             assert native.closed() == []
-            assert "prepared" in keep(native).because
+            assert "prepared" in native.drop_passed().because
         finally:
             writer.execute(f"COMMIT PREPARED '{name}'")
     assert native.closed() == ["outbox_from_0", "outbox_from_10"]
@@ -367,268 +356,6 @@ def test_unseen_reads_little_whatever_the_statistics_say(native):
     assert after - before < 1_000
 
 
-# -- dropped
-
-
-def test_what_every_subscription_has_passed_is_dropped(native):
-    native.write(35)
-    assert "no subscription" in keep(native).because
-    native.subscribe(NOTHING_SEEN, name="slow")
-    native.subscribe(native.snapshot(), name="fast", retention_hold=25)
-    assert "'slow'" in keep(native).because
-    native.subscribe(native.snapshot(), name="slow")
-    assert "is kept for 3600 s" in keep(native, 3600).because
-    assert keep(native, dry_run=True).dropped == ["outbox_from_0", "outbox_from_10"]
-    assert native.names()[0] == "outbox_from_0"
-    done = keep(native)
-    assert done.dropped == ["outbox_from_0", "outbox_from_10"]
-    assert "holds the record 25" in done.because
-    assert native.count() == 16
-    native.subscribe(native.snapshot(), name="fast")
-    assert keep(native).dropped == ["outbox_from_20"]
-    assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
-    native.write(1)
-    assert keep(native).because == "it is open: the sequence is not past its end"
-
-
-def test_a_shard_that_lags_keeps_a_segment(native):
-    native.write(12)
-    native.subscribe(native.snapshot(), shard=0)
-    native.subscribe(NOTHING_SEEN, shard=1)
-    assert "shard 1" in keep(native).because
-
-
-def test_an_open_writer_keeps_its_segment_from_being_dropped(native, dsn):
-    with psycopg.connect(dsn) as writer:
-        native.write(1, writer)
-        native.write(15)
-        native.subscribe(native.snapshot())
-        assert f"pid {writer.info.backend_pid}" in keep(native).because
-        writer.commit()
-    assert "has not passed it" in keep(native).because
-    native.subscribe(native.snapshot())
-    assert keep(native).dropped == ["outbox_from_0"]
-
-
-def test_a_parked_record_keeps_its_segment(native):
-    native.write(25)
-    Parking(native.connection, native.parked).move(15)
-    native.subscribe(native.snapshot())
-    done = keep(native)
-    assert done.dropped == ["outbox_from_0"]
-    assert "record 15 is parked" in done.because
-    native.parked.retry(native.connection, ParkedSelection())
-    assert "has not passed it" in keep(native).because, "it was put back into a closed segment"
-    native.subscribe(native.snapshot())
-    assert keep(native).dropped == ["outbox_from_10"]
-
-
-def test_a_drop_kept_waiting_is_finished_by_the_next(native, dsn):
-    """Writers go on meanwhile."""
-    native.write(15)
-    native.subscribe(native.snapshot())
-    with psycopg.connect(dsn) as reader:
-        reader.execute("SELECT count(*) FROM outbox")
-        with pytest.raises(DatabaseError, match="always a lock on it"):
-            keep(native, patience_seconds=0.5)
-        assert [each.detaching for each in native.segments.read(native.connection)][:2] == [True, False]
-        native.write(1)
-        assert reader.execute("SELECT count(*) FROM outbox").fetchone() == (15 - 9 + 1,)
-        reader.rollback()
-    assert keep(native).dropped == ["outbox_from_0"]
-    assert native.names()[0] == "outbox_from_10"
-    assert native.connection.execute("SELECT to_regclass('outbox_from_0')").fetchone() == (None,)
-
-
-@pytest.mark.parametrize("reached", ["noted", "detached", "dropped"])
-def test_a_drop_that_was_killed_is_finished_by_the_next(native, reached):
-    native.write(15)
-    native.subscribe(native.snapshot())
-    native.closed()
-    native.connection.execute("UPDATE outbox_segments SET leaving = true")
-    if reached != "noted":
-        native.connection.execute("ALTER TABLE outbox DETACH PARTITION outbox_from_0 CONCURRENTLY")
-    if reached == "dropped":
-        native.connection.execute("DROP TABLE outbox_from_0")
-    keep(native)
-    assert native.names()[0] == "outbox_from_10"
-    assert native.connection.execute("SELECT to_regclass('outbox_from_0')").fetchone() == (None,)
-    assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
-
-
-# -- a sequence that goes back
-
-
-def restart(native):
-    native.connection.execute("TRUNCATE outbox RESTART IDENTITY")
-
-
-def test_a_segment_that_the_sequence_is_in_again_is_open(native):
-    native.write(25)
-    assert native.closed() == ["outbox_from_0", "outbox_from_10"]
-    restart(native)
-    native.write(5)
-    native.subscribe(native.snapshot())
-    assert not any(each.closed_at for each in native.segments.read(native.connection)), "also before it is noted"
-    done = keep(native)
-    assert (done.dropped, done.kept) == ([], "outbox_from_0")
-    assert "is open" in done.because
-    native.write(1)
-    assert native.count() == 6
-
-
-def test_a_segment_that_is_passed_again_waits_for_the_writers_of_the_second_time(native, dsn):
-    native.write(25)
-    native.closed()
-    restart(native)
-    native.closed()
-    with psycopg.connect(dsn) as writer:
-        native.write(1, writer)
-        native.write(15)
-        native.subscribe(native.snapshot())
-        assert native.closed() == []
-        assert keep(native).dropped == []
-    assert native.closed() == ["outbox_from_0"]
-    assert keep(native).dropped == [], "the writer's record is not seen"
-    native.subscribe(native.snapshot())
-    assert keep(native).dropped == ["outbox_from_0"]
-
-
-def by_truncate(native):
-    restart(native)
-
-
-def by_setval(native):
-    """As in a table that was emptied by hand: in the same file, by the same sequence."""
-    native.connection.execute("DELETE FROM outbox")
-    native.push(1)
-
-
-def by_alter(native):
-    native.connection.execute("DELETE FROM outbox; ALTER SEQUENCE outbox_id_seq RESTART")
-
-
-@pytest.mark.parametrize("go_back", [by_truncate, by_alter, by_setval])
-def test_what_was_noted_of_the_first_time_counts_no_more_after_the_second(native, dsn, go_back):
-    """The sequence goes back and passes the segments again between two looks."""
-    native.write(25)
-    first = {each.name: each.closed_at for each in native.segments.close_passed(native.connection) if each.closed_at}
-    go_back(native)
-    with psycopg.connect(dsn) as writer:
-        drawn = writer.execute("SELECT nextval('outbox_id_seq'), pg_current_xact_id()").fetchone()[0]
-        native.write(24)
-        native.subscribe(native.snapshot())
-        done = keep(native)
-        assert (done.dropped, done.kept) == ([], "outbox_from_0")
-        assert "could still write into it" in done.because
-        assert native.closed() == []
-        writer.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", (drawn,))
-    assert native.count() == 25
-    again = {each.name: each.closed_at for each in native.segments.close_passed(native.connection) if each.closed_at}
-    assert again.keys() == first.keys()
-    assert all(again[name] > first[name] for name in first), "records are kept for as long as is configured"
-
-
-def test_a_segment_that_is_passed_again_while_it_is_detached_is_attached_again(native, dsn):
-    native.write(25)
-    native.closed()
-    native.subscribe(native.snapshot())
-
-    def go_back():
-        connection.when = None
-        native.connection.execute("ALTER SEQUENCE outbox_id_seq RESTART WITH 30")
-
-    with Returning.connect(dsn, autocommit=True) as connection:
-        connection.when, connection.what = "after", go_back
-        done = drop_passed(connection, native.table, keep_seconds=0)
-    assert (done.dropped, done.kept) == ([], "outbox_from_0")
-    assert "passed it again" in done.because
-    assert native.count() == 25
-    assert keep(native).dropped[0] == "outbox_from_0", "by then it is closed again"
-
-
-def test_segments_that_are_missing_below_the_sequence_are_made(native):
-    native.write(45)
-    ensure_segments(native.connection, native.table, ahead=2)
-    native.subscribe(native.snapshot())
-    assert keep(native).dropped[-1] == "outbox_from_30"
-    first, second = native.bounds()[:2]
-    restart(native)
-    with pytest.raises(psycopg.errors.CheckViolation, match="no partition"):
-        native.write(1)
-    assert ensure_segments(native.connection, native.table, ahead=2).made == 3
-    assert native.bounds()[:5] == [(None, 10), (10, 20), (20, first[0]), first, second]
-    native.write(25)
-    assert native.count() == 25
-    ensure_segments(native.connection, native.table, ahead=2)
-    assert native.segments.next_id(native.connection) == first[0], "out of the wide one"
-    native.write(25)
-    assert native.count() == 50
-
-
-def test_a_hole_where_the_sequence_is_to_come_is_filled(native):
-    native.connection.execute("ALTER TABLE outbox DETACH PARTITION outbox_from_10; DROP TABLE outbox_from_10")
-    native.write(5)
-    assert ensure_segments(native.connection, native.table, ahead=3).made == 1
-    assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, None)]
-    native.write(20)
-
-
-class Returning(psycopg.Connection):
-    """A connection on which something happens once a segment is detached, or just before."""
-
-    when = what = None
-
-    def execute(self, query, *arguments, **options):
-        text = query if isinstance(query, str) else query.as_string(self)
-        if self.when == "before" and "CONCURRENTLY" in text:
-            self.what()
-        done = super().execute(query, *arguments, **options)
-        if self.when == "after" and "FINALIZE" in text:
-            self.what()
-        return done
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sequence_that_goes_back_while_a_segment_is_detached_gets_it_again(native, dsn, when):
-    native.write(25)
-    native.subscribe(native.snapshot())
-    native.closed()
-
-    def go_back():
-        connection.when = None
-        native.connection.execute("ALTER SEQUENCE outbox_id_seq RESTART WITH 100; TRUNCATE outbox_tail")
-        native.connection.execute("SELECT setval('outbox_id_seq', 4, true)")
-        if when == "before":
-            native.connection.execute("DELETE FROM outbox WHERE id > 4")
-            native.write(1)
-
-    with Returning.connect(dsn, autocommit=True) as connection:
-        connection.when, connection.what = when, go_back
-        done = drop_passed(connection, native.table, keep_seconds=0)
-    assert (done.dropped, done.kept) == ([], "outbox_from_0")
-    assert ("gone back" if when == "after" else "has not passed it") in done.because
-    assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, None)]
-    if when == "before":
-        native.write(1)
-        assert native.count() == 6
-
-
-def test_a_drop_that_was_begun_and_is_needed_again_is_undone(native):
-    """Killed once the segment was detached; the ids begin again before the next run."""
-    native.write(25)
-    native.subscribe(native.snapshot())
-    native.closed()
-    native.connection.execute("UPDATE outbox_segments SET leaving = true WHERE segment = 'outbox_from_0'")
-    native.connection.execute("ALTER TABLE outbox DETACH PARTITION outbox_from_0 CONCURRENTLY")
-    restart(native)
-    with pytest.raises(OutboxTableError, match="writers are refused"):
-        ensure_segments(native.connection, native.table)
-    assert keep(native).dropped == []
-    assert native.bounds()[0] == (None, 10)
-    native.write(1)
-
-
 # -- as a person does
 
 
@@ -684,25 +411,3 @@ def test_a_table_of_goharvests_layout_has_none(harvest, dsn):
     done = harvest("segments", "list", HARVEST_DSN=dsn)
     assert done.returncode == 4
     assert "harvest migrate" in done.stderr
-
-
-# -- sessions that read an older snapshot
-
-
-def test_what_an_older_snapshot_reads_stays_until_that_has_ended(native, dsn):
-    """An audit or a copy has not touched the outbox yet, so that nothing but its snapshot waits."""
-    native.write(25)
-    native.subscribe(native.snapshot())
-    native.closed()
-    with psycopg.connect(dsn) as reader:
-        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        reader.execute("SELECT 1 FROM pg_class LIMIT 1")
-        for _ in range(2):
-            with pytest.raises(DatabaseError, match="could not be changed") as refused:
-                keep(native, patience_seconds=0)
-            assert f"pid {reader.info.backend_pid} (idle in transaction), by its snapshot" in refused.value.evidence
-        native.write(1)
-        native.connection.execute("SET lock_timeout = '2s'")
-        assert reader.execute("SELECT count(*) FROM outbox").fetchone() == (25,)
-    assert keep(native).dropped == ["outbox_from_0", "outbox_from_10"]
-    assert native.count() == 7

@@ -21,13 +21,6 @@ from harvest_lib.outbox.stamping import add_stamp, check_replication, unstamped
 pytestmark = pytest.mark.gate
 
 
-@pytest.fixture
-def native(dsn):
-    made = Native(dsn)
-    yield made
-    made.connection.close()
-
-
 def passed_over(native, seen):
     """Return how many rows a subscription that has seen a snapshot would never read."""
     statement = "SELECT count(*) FROM outbox WHERE pg_visible_in_snapshot(transaction_id, %s::pg_snapshot)"

@@ -1,26 +1,19 @@
 """The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, what writing refuses."""
 
-import threading
-from base64 import b64encode
 from contextlib import closing, suppress
-from dataclasses import replace
 from decimal import Decimal
-from itertools import islice
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import collect, following, opened, quick, taken
-from support.pipelines import Running, Script, declared
 from support.waiting import eventually
 
-from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.adaptors import writing
-from harvest_lib.pipeline.adaptors.postgres import copy
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotWatch
-from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
+from harvest_lib.pipeline.message import Mode, Op
 
 pytestmark = pytest.mark.gate
 
@@ -42,11 +35,6 @@ VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'a
   (2, NULL, NULL, 'NaN', '-Infinity', 1e100, NULL, '', NULL, NULL, NULL, '', '', '0044-03-15 BC', NULL, 'infinity',
   NULL, NULL, 'null', 'null', '{}', NULL, NULL, NULL, NULL, 'empty', NULL)
 """
-
-
-@pytest.fixture
-def source(followed):
-    return followed
 
 
 def changes(found):
@@ -284,70 +272,6 @@ def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, 
     )
 
 
-def test_killed_in_the_copy_it_copies_again_and_misses_no_delete(source, reader):
-    source.put(*range(1, 11))
-    first = reader(batch_rows=3)
-    last = {}
-    for _, batch in zip(range(2), first.read({}), strict=False):
-        last.update((each.namespace, each) for each in batch)
-    assert last["public.t"].mode is Mode.COPY
-    first.close()
-    source.connection.execute("DELETE FROM t WHERE id = 1")  # it was copied before, and will not be again
-    source.put(11)
-    found, _ = collect(reader(), last, until=lambda found, _: sum(each.data["id"] == 11 for each in found) == 2)
-    assert (Op.DELETE, {"id": 1}) in changes(found)
-    assert {each.data["id"] for each in found if each.mode is Mode.COPY} == set(range(2, 12))
-
-
-def test_a_table_that_is_added_later_is_copied_while_the_others_go_on(source, reader):
-    source.put(1)
-    first = reader()
-    _, last = collect(first, until=lambda found, last: "public.t" in last and last["public.t"].mode is Mode.COMPLETE)
-    first.close()
-    source.put(2)
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    source.connection.execute("INSERT INTO u VALUES (7)")
-    found, _ = collect(reader(tables=["t", "u"]), last, until=lambda found, _: len(found) >= 2)
-    assert {(each.namespace, each.data["id"], each.mode) for each in found} == {
-        ("public.u", 7, Mode.COPY),
-        ("public.t", 2, Mode.SYNC),
-    }
-
-
-def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source, reader):
-    first = reader()
-    _, last = collect(first, until=lambda _, last: "public.t" in last)
-    first.close()
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    with psycopg.connect(source.dsn) as early:
-        early.execute("INSERT INTO u VALUES (7)")
-        batches = reader(tables=["t", "u"]).read(last)
-        assert [each.op for each in next(batches)] == [Op.NOOP, Op.NOOP]  # the tables are others now
-        assert [next(batches) for _ in range(3)] == [[], [], []]
-        early.commit()
-        assert [each.data["id"] for each in taken(batches, 1)] == [7]
-
-
-def test_a_table_that_changes_before_its_copy_leaves_the_others_followed(source, reader):
-    run = source.connection.execute
-    first = reader()
-    _, last = collect(first, until=lambda _, last: "public.t" in last and last["public.t"].mode is Mode.COMPLETE)
-    first.close()
-    run("CREATE TABLE u (id int PRIMARY KEY)")
-    with psycopg.connect(source.dsn) as early:
-        early.execute("SELECT pg_current_xact_id()")
-        batches = reader(tables=["t", "u"]).read(last)
-        assert [each.op for each in next(batches)] == [Op.NOOP, Op.NOOP]
-        assert next(batches) == []
-        for change in ("DROP", "ADD"):
-            run(sql.SQL(f"ALTER PUBLICATION {{}} {change} TABLE u").format(sql.Identifier(source.slot)))
-        early.commit()
-        noted = next(batch for batch in batches if batch)
-    assert noted[0].namespace == f"postgres/{source.slot}/tables"
-    assert set(noted[0].data) == {"public.t", "public.u"}
-    assert None not in noted[0].data.values()
-
-
 def test_a_large_value_is_found_by_a_key_whose_type_is_in_another_schema(source, reader):
     run = source.connection.execute
     run("CREATE SCHEMA other; CREATE TYPE other.word")
@@ -490,143 +414,6 @@ def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source)
         assert replication.answer(60) == [("0",)]
 
 
-# -- writing
-
-
-@pytest.fixture
-def write(source):
-    writers = []
-
-    def written(*messages, **options):
-        writers.append(opened(writing("postgres"), data_source=source.dsn, **options))
-        writers[-1].write(
-            [
-                PipelineMessage(op, 1, namespace, data, offset=7 + place)
-                for place, (op, namespace, data) in enumerate(messages)
-            ]
-        )
-
-    yield written
-    for each in writers:
-        each.close()
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        ((Op.INSERT, "t", {"id": 1, "nope": 1}), "no column nope"),
-        ((Op.INSERT, "t", {"note": "x"}), "needs id"),
-        ((Op.DELETE, "t", {"note": "x"}), "needs id"),
-        ((Op.INSERT, "t", {"id": "secret"}), "InvalidTextRepresentation"),
-        ((Op.INSERT, "t", {"id": 1, "note": "a\0"}), "DataError"),
-        ((Op.INSERT, "t", {"id": 1, "note": "a\ud83d"}), "half of a surrogate pair"),
-        ((Op.INSERT, "t", {"id": 1, "note": "too long"}), "StringDataRightTruncation"),
-        ((Op.COMMAND, "t", {"command": "secret"}), "command"),
-    ],
-)
-def test_what_the_table_does_not_take_names_the_message_and_no_value(source, write, message, says):
-    source.connection.execute("ALTER TABLE t ALTER note TYPE varchar(3)")
-    with pytest.raises(MessageRefused, match=r"\b7\b") as error:
-        write(message)
-    assert says in str(error.value)
-    assert "secret" not in str(error.value)
-
-
-def test_a_batch_that_fails_leaves_nothing_behind(source, write):
-    source.connection.execute("CREATE TABLE other (id int PRIMARY KEY)")
-    with pytest.raises(MessageRefused, match="take one of 2 messages, from 7 to 8"):
-        write((Op.INSERT, "t", {"id": 1}), (Op.INSERT, "other", {"id": "x"}))
-    assert source.connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
-
-
-def test_no_table_and_no_key(source, write):
-    with pytest.raises(AdaptorError, match=r"no table public\.nowhere"):
-        write((Op.INSERT, "nowhere", {"id": 1}))
-    source.connection.execute("CREATE TABLE bare (id int)")
-    with pytest.raises(AdaptorError, match=r"identifies a row of public\.bare"):
-        write((Op.INSERT, "bare", {"id": 1}))
-    with pytest.raises(AdaptorError, match="no column nope"):
-        write((Op.INSERT, "bare", {"id": 1}), key={"public.bare": ["nope"]})
-    source.connection.execute("CREATE UNIQUE INDEX ON bare (id)")
-    write((Op.INSERT, "bare", {"id": 1}), (Op.UPDATE, "bare", {"id": 1}), key={"public.bare": ["id"]})
-
-
-def test_columns_that_are_not_given_stay_and_emptying_comes_in_its_turn(source, write):
-    run = source.connection.execute
-    run(
-        "CREATE TABLE p (id int PRIMARY KEY, a int NOT NULL, b int DEFAULT 5, c int GENERATED ALWAYS AS (a + 1) STORED)"
-    )
-    write(
-        (Op.INSERT, "p", {"id": 1, "a": 1, "c": 99}),
-        (Op.UPDATE, "p", {"id": 1, "b": None}),
-        (Op.UPDATE, "p", {"id": 2, "b": 1}),
-    )
-    write((Op.UPDATE, "p", {"id": 1, "b": 7}))
-    assert run("SELECT * FROM p").fetchall() == [(1, 1, 7, 2)]
-    write((Op.COMMAND, "p", {"command": "truncate"}), (Op.INSERT, "p", {"id": 3, "a": 3}))
-    assert run("SELECT id FROM p").fetchall() == [(3,)]
-
-
-def test_a_writer_whose_sessions_are_ended_goes_on_with_new_ones(source, tmp_path, caplog):
-    side = writing("postgres")
-    options = side.options(data_source=source.dsn, key={"public.t": ["id"]})
-    script = Script([PipelineMessage(Op.INSERT, 1, "public.t", {"n": 0})], ends=False)
-    source.connection.execute("ALTER TABLE t ADD n int")
-    declaration = declared(tmp_path, script, {"writer": None})
-    declaration = replace(declaration, writers=[replace(declaration.writers[0], open=lambda: side.make(options))])
-    ids = iter(range(1_000_000))
-
-    def put(count):
-        for number in islice(ids, count):
-            script.given.append(PipelineMessage(Op.INSERT, 1, "public.t", {"id": number, "n": number}))
-
-    def written():
-        return source.connection.execute("SELECT count(*) FROM t").fetchone()[0]
-
-    script.given.clear()
-    put(3)
-    running = Running(declaration)
-    eventually(lambda: written() == 3, "the first are written")
-    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'harvest' AND datname = %s"
-    for expected in (6, 9):
-        source.connection.execute(ended, (source.connection.info.dbname,))
-        put(3)
-        eventually(lambda: written() == expected, "it goes on")  # noqa: B023
-    running.stop()
-    assert running.failure is None
-    assert {each.getMessage() for each in caplog.records if each.levelname == "WARNING"} == {"writer_waits"}
-
-
-def test_changes_made_while_it_copies_all_arrive(source, reader):
-    """The snapshot is taken before they begin, so the last of them comes last, as a change."""
-    source.put(*range(1, 2_001))
-    batches, found = reader(batch_rows=50).read({}), []
-
-    def more():
-        found.extend(each for each in next(batches) if each.op is not Op.NOOP)
-        return found
-
-    def change():
-        with psycopg.connect(source.dsn, autocommit=True) as connection:
-            for number in range(300):
-                connection.execute("UPDATE t SET note = %s WHERE id = %s", (f"v{number}", number % 50 + 1))
-                connection.execute("DELETE FROM t WHERE id = %s", (1_000 + number,))
-            connection.execute("INSERT INTO t VALUES (0, 'last')")
-
-    changing = threading.Thread(target=change)
-    eventually(more, "the copy has begun")
-    changing.start()
-    eventually(lambda: more()[-1].data["id"] == 0, "the last change has arrived")
-    changing.join(60)
-    table = {}
-    for each in found:
-        if each.op is Op.DELETE:
-            table.pop(each.data["id"], None)
-        else:
-            table[each.data["id"]] = each.data["note"]
-    assert table == dict(source.connection.execute("SELECT id, note FROM t").fetchall())
-
-
 def test_what_the_server_keeps_for_the_slot_is_known_while_the_reader_waits(source, reader):
     made = reader()
     batches = following(made)
@@ -637,138 +424,3 @@ def test_what_the_server_keeps_for_the_slot_is_known_while_the_reader_waits(sour
     assert (state.slot, state.status) == (source.slot, "reserved")
     assert state.retained_bytes > 1_000_000
     assert SlotWatch(source.dsn, "nowhere")._ask() is None, "there is no such slot"
-
-
-# -- the snapshot of the copy
-
-
-def two_tables(source):
-    source.put(1, 2)
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY, v int)")
-    source.connection.execute("INSERT INTO u SELECT n, n FROM generate_series(1, 5) AS n")
-
-
-def content(found, namespace):
-    """Return the rows of a table that messages leave, by id."""
-    table = {}
-    for each in found:
-        if each.namespace != namespace or each.op is Op.NOOP:
-            continue
-        match each.op:
-            case Op.COMMAND:
-                table.clear()
-            case Op.DELETE:
-                del table[each.data["id"]]
-            case _:
-                table[each.data["id"]] = each.data.get("v")
-    return table
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "ALTER TABLE u ALTER v TYPE bigint",
-        "ALTER TABLE u ALTER v TYPE bigint USING v * 10",
-        "ALTER TABLE u ADD w timestamptz DEFAULT clock_timestamp()",
-        "TRUNCATE u; INSERT INTO u VALUES (7, 7)",
-        "VACUUM FULL u",
-        "DROP TABLE u; CREATE TABLE u (id int PRIMARY KEY, v int); INSERT INTO u VALUES (9, 9);"
-        "ALTER PUBLICATION {} ADD TABLE u",
-    ],
-)
-def test_a_table_that_is_rewritten_before_it_is_copied_arrives_whole(source, reader, statement):
-    two_tables(source)
-    batches = reader(tables=["t", "u"]).read({})
-    next(batch for batch in batches if batch)  # the snapshot is taken, and nothing is copied yet
-    for each in statement.format(sql.Identifier(source.slot).as_string(None)).split(";"):
-        source.connection.execute(each)
-    found = []
-    while len([each for each in found if each.mode is Mode.COMPLETE]) < 2:
-        found += next(batches)
-    found += [each for each in next(batches) if each.op is not Op.NOOP]
-    assert content(found, "public.t").keys() == {1, 2}
-    source.connection.execute("INSERT INTO u VALUES (100, 100)")
-    while 100 not in content(found, "public.u"):
-        found += next(batches)
-    assert content(found, "public.u") == dict(source.connection.execute("SELECT id, v FROM u").fetchall())
-
-
-@pytest.mark.parametrize("statement", ["ALTER TABLE u ALTER v TYPE bigint", "TRUNCATE u", "DROP TABLE u"])
-def test_what_would_empty_a_snapshot_waits_until_all_tables_are_copied(source, reader, statement):
-    two_tables(source)
-    batches = reader(tables=["t", "u"], batch_rows=1).read({})
-    next(batch for batch in batches if any(each.namespace == "public.t" for each in batch))
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        source.connection.execute(f"SET lock_timeout = 200; {statement}")
-    found = taken(batches, 6)
-    assert content(found, "public.u") == {n: n for n in range(1, 6)}
-
-
-def test_a_partition_that_is_rewritten_or_attached_before_the_copy_arrives_whole(source, reader):
-    run = source.connection.execute
-    run("CREATE TABLE parted (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
-    run("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (100)")
-    run("INSERT INTO parted SELECT n, n FROM generate_series(1, 5) AS n")
-    batches = reader(tables=["parted"]).read({})
-    next(batch for batch in batches if batch)
-    run("CREATE TABLE parted_2 AS SELECT n AS id, n AS v FROM generate_series(100, 105) AS n")
-    run("ALTER TABLE parted_2 ALTER id SET NOT NULL")
-    run("ALTER TABLE parted ATTACH PARTITION parted_2 FOR VALUES FROM (100) TO (200)")
-    run("VACUUM FULL parted_1")
-    found = [each for each in taken(batches, 11) if each.op is not Op.NOOP]
-    assert content(found, "public.parted") == dict(run("SELECT id, v FROM parted").fetchall())
-
-
-def test_a_lock_of_another_is_waited_for_and_the_reader_can_be_stopped_meanwhile(source, reader):
-    two_tables(source)
-    batches = reader(tables=["t", "u"]).read({})
-    next(batch for batch in batches if batch)
-    with psycopg.connect(source.dsn) as other:
-        other.execute("LOCK TABLE u IN ACCESS EXCLUSIVE MODE")
-        assert [next(batches), next(batches)] == [[], []]
-        other.execute("TRUNCATE u; INSERT INTO u VALUES (7, 7)")
-        other.commit()
-    found = taken(batches, 3)
-    while content(found, "public.u") != {7: 7}:
-        found += next(batches)
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_pipeline_that_was_stopped_while_its_slot_was_made_begins_once_it_can(
-    source, reader, caplog, monkeypatch, prepared
-):
-    monkeypatch.setattr(copy, "_PATIENCE_SECONDS", 0.0)
-    source.put(1)
-    holder = psycopg.connect(source.dsn)
-    name = source.slot
-    if prepared:
-        holder.tpc_begin(holder.xid(1, name, "b"))
-    holder.execute("INSERT INTO t VALUES (2, 'open')")
-    if prepared:
-        holder.tpc_prepare()
-    left_behind = Replication(source.dsn, {})
-    left_behind.ask(f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput EXPORT_SNAPSHOT')
-    place = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    waits = """
-        SELECT FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
-        WHERE slot_name = %s AND wait_event_type = 'Lock'
-    """
-    eventually(lambda: source.connection.execute(waits, (name,)).fetchone() is not None, "it waits for a transaction")
-    left_behind.close()  # as at a stop: the server's side does not notice
-    assert source.connection.execute(place, (name,)).fetchone() == (None,)
-    batches = reader().read({})
-    with caplog.at_level("INFO"):
-        while not (said := [each for each in caplog.records if each.msg == "reader_waits"]):
-            assert next(batches) == []
-    who = f"'1_{b64encode(name.encode()).decode()}_" if prepared else f"pid {holder.info.backend_pid} (idle in"
-    assert who in said[0].reason
-    holder.tpc_commit() if prepared else holder.commit()
-    holder.close()
-    found = []
-    while not any(each.mode is Mode.COMPLETE for each in found):
-        found += next(batches)
-    assert next(batches) == []  # the copy's transaction is over
-    assert [each.data["id"] for each in found if each.mode is Mode.COPY] == [1, 2]
-    assert [each.data["lsn"] for each in found if each.namespace == f"postgres/{name}"] != ["None"]
-    source.put(3)
-    assert [each.data["id"] for each in taken(batches, 1)] == [3]

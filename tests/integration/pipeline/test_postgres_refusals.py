@@ -20,11 +20,6 @@ WHOLE = "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')
 LEAVES, ROOT = (f"ALTER PUBLICATION {{}} SET (publish_via_partition_root = {each})" for each in ("false", "true"))
 
 
-@pytest.fixture
-def source(followed):
-    return followed
-
-
 def place(source):
     return f"postgres/{source.slot}"
 
