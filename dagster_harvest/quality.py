@@ -19,7 +19,7 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 SAMPLED_ROWS = 10_000
 """The number of rows that a contract checks: the newest rows of the table. The types of columns hold for the whole

@@ -21,7 +21,8 @@ from typing import Any
 from rich.table import Table
 
 from harvest_lib.errors import StackError
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from infra.consumers import ConsumerPool
 from infra.demo.comparing import differences
 from infra.demo.feeding import Feed, published_flights

@@ -21,7 +21,8 @@ from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.segments.archived import ArchivedSegments
-from harvest_lib.postgres.database import lift_timeouts, translated
+from harvest_lib.postgres.database import lift_timeouts
+from harvest_lib.postgres.translation import translated
 
 _ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest archives ' || %s, 0))"
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest archives ' || %s, 0))"

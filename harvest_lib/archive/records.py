@@ -14,7 +14,7 @@ from psycopg import sql
 
 from harvest_lib.errors import ArchiveError, install_hint
 from harvest_lib.outbox.segments.segment_list import Segment
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _MOST_RECORDS = 50_000
 _MOST_BYTES = 32 * 1024 * 1024

@@ -17,7 +17,8 @@ from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
-from harvest_lib.postgres.database import HIDDEN_ROWS, connect, evidence_of, lift_timeouts, translate
+from harvest_lib.postgres.database import connect, lift_timeouts
+from harvest_lib.postgres.translation import HIDDEN_ROWS, evidence_of, translate
 
 _PAGE_ROWS = 5_000
 

@@ -50,7 +50,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.postgres.database import log_denied
+from harvest_lib.postgres.translation import log_denied
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Position
 

@@ -16,7 +16,8 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegressed
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot

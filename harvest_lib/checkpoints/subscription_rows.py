@@ -6,7 +6,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import CheckpointError
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.source.filters import Subscription
 
 # The statement locks rows instead of taking an advisory lock: any role that may connect, such as a writer of the

@@ -37,7 +37,8 @@ from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegresse
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 

@@ -12,8 +12,9 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.postgres_store import LOCK_DDL, PostgresStore, refusing
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
 from harvest_lib.postgres.table_names import name_parts
+from harvest_lib.postgres.translation import translated
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (

@@ -17,8 +17,9 @@ from harvest_lib.consume.causes import follows_what_passes, passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.errors import DatabaseError
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
 from harvest_lib.postgres.table_names import name_parts
+from harvest_lib.postgres.translation import translated
 from harvest_lib.sequencing.batch import Message
 
 IDLE_SECONDS = 120

@@ -14,7 +14,8 @@ from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.interpreter import tune_collector
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from harvest_lib.telemetry.service import observed
 
 Dsn = Annotated[

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import DatabaseAccessDenied
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _LACKING = """
 WITH named AS (SELECT parse_ident(%(table)s) AS parts),

@@ -22,7 +22,7 @@ from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.outbox.native_table import beside_statements, shortened
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")

@@ -30,7 +30,8 @@ from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import detached_segments
 from harvest_lib.outbox.segments.held import Held, held_segments
 from harvest_lib.outbox.sizes import Sizes, read_sizes
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_of_table, total
 from harvest_lib.subscriptions.shards import SubscriptionShard

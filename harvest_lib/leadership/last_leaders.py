@@ -31,7 +31,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _log = logging.getLogger(__name__)
 

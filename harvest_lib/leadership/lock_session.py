@@ -22,7 +22,8 @@ from psycopg import sql
 
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership.last_leaders import LastLeaders, SubscriptionRows
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 
 _SET = """
 SELECT set_config('application_name', 'harvest leadership', false),

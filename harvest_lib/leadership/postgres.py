@@ -50,7 +50,7 @@ from harvest_lib.leadership.last_leaders import UNKNOWN, LastLeaders, Subscripti
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
 from harvest_lib.leadership.term_registry import ElectedLeadership
-from harvest_lib.postgres.database import log_denied
+from harvest_lib.postgres.translation import log_denied
 
 _log = logging.getLogger(__name__)
 

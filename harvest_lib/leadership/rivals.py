@@ -17,7 +17,8 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_on_outbox
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _LEADERS = """
 SELECT s.subscription, s.shard, s.leader_id::text, s.leader FROM {table} AS s

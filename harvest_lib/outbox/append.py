@@ -17,7 +17,8 @@ from psycopg import sql
 from harvest_lib.errors import DatabaseAccessDenied, HarvestError, OutboxTableError, RecordError
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.outbox.writers import AsyncWay, Way, async_way_of, postgres_error, way_of
-from harvest_lib.postgres.database import evidence_of, in_statement
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import evidence_of
 from harvest_lib.record import OutboxRecord, RecordLimits
 from harvest_lib.telemetry.trace_context import TRACEPARENT, TRACESTATE, current_headers
 

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import TOPIC_MAX_CHARS
 
 _RULES: Mapping[str, LiteralString] = {

@@ -10,7 +10,7 @@ from psycopg import sql
 from harvest_lib.config.columns import ColumnMapping
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _COLUMNS = """
 SELECT a.attname::text, format_type(a.atttypid, NULL), a.attnotnull,

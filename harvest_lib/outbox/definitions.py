@@ -8,7 +8,7 @@ from psycopg import sql
 
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _BESIDE = ("_parked", "_parked_ids", "_subscriptions", "_segments")
 

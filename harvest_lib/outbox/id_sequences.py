@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _NEAR = 0.8
 """Share of all ids: `end` reports a sequence that has given out at least this share."""

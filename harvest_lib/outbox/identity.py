@@ -13,7 +13,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import CheckpointError, ServerRegressed
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _DATABASE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),

@@ -14,7 +14,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import OutboxRecord, RecordLimits
 
 # Postgres draws the ids after the sort, so ids follow the order of the arrays. The time comes from Postgres' clock, as

@@ -7,7 +7,8 @@ from psycopg import sql
 
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _FIRST = "SELECT id FROM {table} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
 

@@ -21,7 +21,7 @@ from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.definitions import check_columns, check_name
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 ColumnType = Literal["varchar", "text", "bytea"]
 

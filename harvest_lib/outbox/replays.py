@@ -19,7 +19,8 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {replays} (

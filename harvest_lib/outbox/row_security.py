@@ -14,7 +14,8 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from harvest_lib.postgres.database import HIDDEN_ROWS, hidden_rows, in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import HIDDEN_ROWS, hidden_rows, translated
 
 Command = Literal["SELECT", "UPDATE", "DELETE"]
 

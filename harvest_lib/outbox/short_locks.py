@@ -15,7 +15,7 @@ from psycopg import sql
 
 from harvest_lib.errors import DatabaseError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 LOCK_TIMEOUT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0

@@ -12,7 +12,7 @@ import psycopg
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 # pg_partition_tree returns no row for a table without partitions.
 _OUTBOX = """

@@ -21,7 +21,7 @@ from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.native_table import beside
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 TRIGGER = "harvest_stamp"
 

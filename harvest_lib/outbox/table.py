@@ -14,8 +14,8 @@ from harvest_lib.outbox.column_types import FoundColumn
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdSequences
-from harvest_lib.postgres.database import translated
 from harvest_lib.postgres.table_names import name_parts
+from harvest_lib.postgres.translation import translated
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]

@@ -21,7 +21,8 @@ from psycopg import sql
 from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres import postgres_causes
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 
 _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 

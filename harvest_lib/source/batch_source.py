@@ -11,7 +11,8 @@ import psycopg
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.row_security import require_all_rows
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.record.checkpoint import Position
 from harvest_lib.source import server_identity

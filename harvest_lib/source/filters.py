@@ -14,7 +14,8 @@ from psycopg import sql
 from harvest_lib.config import ColumnMapping
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.replays import Replays
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import COLUMNS, FilterLookup, Selection, SubscriptionFilter, columns_of
 from harvest_lib.source.sharding import shard_expression

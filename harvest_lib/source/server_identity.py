@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors as pg
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, ServerRegressed
-from harvest_lib.postgres.database import translate, translated
+from harvest_lib.postgres.translation import translate, translated
 
 _WHERE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),

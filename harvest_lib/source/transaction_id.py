@@ -17,7 +17,8 @@ from typing import Any
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.native import rows_of
-from harvest_lib.postgres.database import rendered, translated
+from harvest_lib.postgres.database import rendered
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.record.checkpoint import Position
 from harvest_lib.source import server_identity

@@ -22,7 +22,8 @@ from psycopg import sql
 from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.segments import Segments
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.source.pg_snapshot import Snapshot
 
 SeenRows = Mapping[str, Any]

@@ -26,7 +26,8 @@ from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.replays import Replays
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity, snapshot

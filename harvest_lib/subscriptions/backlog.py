@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.source import snapshot, transaction_id
 from harvest_lib.source.filters import filter_conditions, shard_conditions
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot

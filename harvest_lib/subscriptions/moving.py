@@ -27,7 +27,8 @@ from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
 from harvest_lib.outbox.relocation import MovedRows, Moves
 from harvest_lib.outbox.relocation.moved_rows import FIRST_RANK, Origin
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot

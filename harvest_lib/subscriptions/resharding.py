@@ -19,7 +19,8 @@ from psycopg import sql
 
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.errors import CheckpointError
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import ServerPlace

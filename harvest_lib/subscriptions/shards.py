@@ -13,7 +13,8 @@ from harvest_lib.checkpoints.record import read_checkpoint, unreadable
 from harvest_lib.checkpoints.refusals import refusal_of
 from harvest_lib.errors import CheckpointError
 from harvest_lib.leadership.pool import announced
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import snapshot
 from harvest_lib.source.pg_snapshot import Snapshot

@@ -9,7 +9,7 @@ import psycopg
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.relocation import Moves
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity, snapshot, transaction_id
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from psycopg import sql
 
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from infra.demo.feeding import Feed
 from infra.demo.loading import Month
 from infra.demo.place import Place

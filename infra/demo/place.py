@@ -23,7 +23,8 @@ from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack import Stack
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.native_table import NativeTable
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from infra.processes import environment
 
 PARTITIONS = 8

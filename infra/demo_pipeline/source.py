@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from infra.demo.feeding import Feed, published_flights
 
 TABLES = """

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, LiteralString
 
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
 from infra.demo.comparing import differences
 from infra.demo.place import Place
 from infra.demo.progress import Progress

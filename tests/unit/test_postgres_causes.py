@@ -5,8 +5,8 @@ import pytest
 from psycopg import errors as pg
 
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
-from harvest_lib.postgres.database import translate
 from harvest_lib.postgres.postgres_causes import answered, passes, sqlstate
+from harvest_lib.postgres.translation import translate
 
 pytestmark = pytest.mark.quick
 

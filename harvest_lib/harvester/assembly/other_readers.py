@@ -32,7 +32,8 @@ from harvest_lib.harvester.assembly.factory import make_checkpoints
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 
 _log = logging.getLogger(__name__)
 

@@ -46,7 +46,8 @@ from harvest_lib.outbox.relocation import Restamping
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.stamping import check_replication
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 
 Check = tuple[str, Callable[[], object]]
 """A precondition: its name, and a function that raises HarvestError if the precondition does not hold."""

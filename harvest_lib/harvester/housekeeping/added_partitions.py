@@ -27,7 +27,8 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.kafka_client import answer_of, client_settings
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.process import threads
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.id_sequences import IdsEnd
 from harvest_lib.outbox.native_table import index_statement
-from harvest_lib.postgres.database import connect, in_statement, require_session, translated
+from harvest_lib.postgres.database import connect, in_statement, require_session
+from harvest_lib.postgres.translation import translated
 
 _MOST_TOPICS = 100
 _CLOCK_SECONDS = 1.0

@@ -22,7 +22,8 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.segments.held import Held
 from harvest_lib.outbox.sizes import Sizes
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.telemetry.counts import OTHER

@@ -24,7 +24,8 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.observers.measures import LatencySample
 from harvest_lib.harvester.telemetry.outbox_sample import OutboxSample, RareSample, SampleReader
-from harvest_lib.postgres.database import connect, evidence_of
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import evidence_of
 from harvest_lib.process import threads
 from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.telemetry.counts import Labels

@@ -16,7 +16,8 @@ from psycopg import sql
 
 from harvest_lib.outbox.parking.parked_queries import BY_HASH, MATCHES
 from harvest_lib.outbox.parking.parked_record import HeldKey
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _MATCHING = """
 SELECT s.id FROM {parked_ids} AS s

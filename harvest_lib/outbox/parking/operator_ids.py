@@ -21,7 +21,8 @@ from harvest_lib.outbox.parking.operator_records import ParkedTable, planned_ret
 from harvest_lib.outbox.parking.parked_record import Dropped, ParkedSelection, Retried
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 
 @dataclass(frozen=True)

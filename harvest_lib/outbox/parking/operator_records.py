@@ -38,7 +38,8 @@ from harvest_lib.outbox.parking.parked_record import (
 )
 from harvest_lib.outbox.parking.parked_row import field_of
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _SHOWN_IDS = 5
 

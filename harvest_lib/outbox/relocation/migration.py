@@ -44,7 +44,7 @@ from harvest_lib.outbox.segments.creation import ensure_segments, far_end, is_ne
 from harvest_lib.outbox.segments.segment_list import Segments
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 Locking = Literal["short", "none", "concurrent"]
 

@@ -22,7 +22,8 @@ from psycopg import sql
 
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 FIRST_RANK = 3
 """The first normal transaction id of Postgres. Hundreds of ids are used before a new cluster is ready."""

@@ -14,7 +14,8 @@ from psycopg.rows import class_row
 
 from harvest_lib.outbox.native_table import beside
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {moves} (

@@ -20,7 +20,8 @@ from harvest_lib.outbox.native_table import beside, create_beside
 from harvest_lib.outbox.relocation import migration_queries as queries
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 BATCH_RECORDS = 10_000
 

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from harvest_lib.outbox.relocation import migration_queries as queries
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 _FIRING = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 _NAME = "ALTER TABLE {} {}"

@@ -14,7 +14,8 @@ from psycopg import sql
 from harvest_lib.outbox.segments.segment_list import Segment, Segments
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {archived} (

@@ -29,7 +29,8 @@ from harvest_lib.outbox.segments import segment_queries as queries
 from harvest_lib.outbox.segments.segment_list import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, Result, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 FAR_IDS = 100_000_000_000
 """Distance in ids from the sequence to the upper bound of a tail that is being split: eleven days at 100,000 records/s.

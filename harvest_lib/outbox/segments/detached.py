@@ -18,7 +18,8 @@ from psycopg import sql
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.outbox.segments.segment_list import Segments
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 MOST = 100_000
 """Maximum number of records to count. A count above it is only a lower bound."""

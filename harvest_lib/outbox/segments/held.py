@@ -13,7 +13,8 @@ from psycopg import sql
 from harvest_lib.outbox.segments import segment_queries as queries
 from harvest_lib.outbox.segments.segment_list import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
 """Settings that enforce the use of the index. With stale statistics, Postgres could read and sort a whole segment."""

@@ -35,7 +35,8 @@ from harvest_lib.outbox.segments.archived import ArchivedSegments
 from harvest_lib.outbox.segments.segment_list import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, open_session, translated
+from harvest_lib.postgres.database import in_statement, open_session
+from harvest_lib.postgres.translation import translated
 
 DEFAULT_KEEP_SECONDS = 86_400.0
 _ALL_IDS = (-(2**63), 2**63 - 1)

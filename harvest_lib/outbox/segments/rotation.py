@@ -20,7 +20,8 @@ from harvest_lib.outbox.segments.creation import ensure_segments
 from harvest_lib.outbox.segments.segment_list import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

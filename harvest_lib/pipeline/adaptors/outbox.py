@@ -38,7 +38,8 @@ from harvest_lib.pipeline.adaptors import Adaptor, Options, Reader, Side
 from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription, subscription_filter

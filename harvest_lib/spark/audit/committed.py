@@ -29,8 +29,8 @@ from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableErr
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segments
-from harvest_lib.postgres.database import translated
 from harvest_lib.postgres.table_names import name_parts
+from harvest_lib.postgres.translation import translated
 from harvest_lib.source.filters import filter_conditions
 from harvest_lib.spark.audit import queries
 from harvest_lib.spark.audit.comparison import MUST_COME, PARKED, WAITS

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from harvest_lib.grants.needed import creating
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.spark.audit import queries
 from harvest_lib.spark.audit_summary import AuditSummary, require_summary
 from harvest_lib.spark.sink.database import JdbcTarget

@@ -23,7 +23,8 @@ from pyspark.errors import PySparkException
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, ServerRegressed
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
-from harvest_lib.postgres import database
+from harvest_lib.postgres import translation
+from harvest_lib.postgres.database import lift_timeouts
 from harvest_lib.source import server_identity
 from harvest_lib.spark.audit import comparison, results
 from harvest_lib.spark.audit.committed import (
@@ -85,7 +86,7 @@ def audit(
     source = SparkTopics(kafka, topics)
     before = source.settled_logs()
     run = str(uuid.uuid4())
-    with connect(dsn) as connection, database.translated(), ExitStack() as opened:
+    with connect(dsn) as connection, translation.translated(), ExitStack() as opened:
         results.prepare(connection)
         target = _staging(connection)
         try:
@@ -202,7 +203,7 @@ def _snapshot(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Keep a single snapshot until the block ends, without a timeout of an idle transaction."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        database.lift_timeouts(connection)
+        lift_timeouts(connection)
         yield
 
 

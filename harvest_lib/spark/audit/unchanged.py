@@ -14,7 +14,8 @@ from psycopg import sql
 
 from harvest_lib.errors import DatabaseError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.postgres.database import in_statement
+from harvest_lib.postgres.translation import translated
 
 _LOCK = "SELECT FROM {} LIMIT 0"
 

@@ -8,7 +8,7 @@ import psycopg
 
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.segments import Segment, Segments
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.spark.data_source.read_options import ReadOptions
 from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, dropped
 

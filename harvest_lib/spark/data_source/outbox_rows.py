@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.table import ValueType
-from harvest_lib.postgres.database import connect, lift_timeouts, translated
+from harvest_lib.postgres.database import connect, lift_timeouts
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import Row, Unreadable
 from harvest_lib.source import Selection, SnapshotSource, server_identity
 from harvest_lib.source.filters import shard_conditions

@@ -22,7 +22,7 @@ import pandas as pd
 from psycopg.rows import dict_row
 
 from harvest_lib.errors import DatabaseError
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 from harvest_lib.spark.audit import MUST_BE_ZERO, AuditSummary
 from harvest_lib.spark.quality.contracts import AUDIT_SUMMARY
 from harvest_lib.spark.sink.database import connect

@@ -37,7 +37,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.replays import OutboxReplay, Replays
 from harvest_lib.outbox.segments import Segments
 from harvest_lib.outbox.short_locks import exclusively
-from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.postgres.database import connect, in_statement
+from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.spark.data_source import OutboxDataSource

@@ -16,7 +16,8 @@ from harvest_lib import OutboxRecord, append
 from harvest_lib.config import DataSource
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.postgres.database import connect, lift_timeouts, translate, translated
+from harvest_lib.postgres.database import connect, lift_timeouts
+from harvest_lib.postgres.translation import translate, translated
 
 pytestmark = pytest.mark.gate
 

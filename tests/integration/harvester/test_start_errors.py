@@ -18,7 +18,7 @@ from harvest_lib.errors import (
     TopicMissing,
 )
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.postgres.database import translate
+from harvest_lib.postgres.translation import translate
 
 pytestmark = pytest.mark.gate
 

@@ -6,7 +6,7 @@ import pytest
 from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.table_visibility import translate_table_errors
-from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.translation import translated
 
 pytestmark = pytest.mark.gate
 

@@ -17,7 +17,7 @@ SENTENCES = "harvest_lib/airflow/"
 """Folder of tasks that write sentences: into the log of Airflow's task."""
 
 MADE_ELSEWHERE = {
-    ("harvest_lib/postgres/database.py", "error"): (
+    ("harvest_lib/postgres/translation.py", "error"): (
         ("database_access_denied", "kafka_access_denied"),
         {"reason", "next_step"},
     ),

@@ -14,7 +14,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, DatabaseUnavailable
-from harvest_lib.postgres.database import evidence_of, translate
+from harvest_lib.postgres.translation import evidence_of, translate
 from harvest_lib.source.server_identity import require_primary
 
 _ROLE = """

@@ -30,7 +30,8 @@ from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, array_of, te
 from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting, refusal
 from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.postgres import postgres_causes
-from harvest_lib.postgres.database import connect, translate
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
