@@ -151,6 +151,7 @@ class StreamQuery:
             next_step=self._advice,
             tick_seconds=_TICK_SECONDS,
             watched=[self.look],
+            progress=lambda: self._process.log.stat().st_size,
         )
 
     def _workers(self) -> list[psutil.Process]:

@@ -172,6 +172,7 @@ class _Demo:
             condition,
             otherwise,
             evidence=lambda: f"{self._effects():,} of {self.orders.count():,} orders have taken effect",
+            progress=self._effects,
         )
 
     def _effects(self) -> int:

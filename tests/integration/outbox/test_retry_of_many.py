@@ -12,9 +12,12 @@ from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords, ParkedSelec
 from harvest_lib.outbox.parking.leader_ids import ParkedIds
 from harvest_lib.outbox.relocation import Restamping
 from harvest_lib.outbox.relocation.moved_rows import MovedRows, Origin
-from harvest_lib.outbox.segments import drop_passed
+from harvest_lib.outbox.segments import drop_passed, rotate_segment
+from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.source.selection import COLUMNS
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.resharding import Resharding
 
 pytestmark = pytest.mark.full
 
@@ -140,3 +143,23 @@ def test_a_leader_finds_what_many_keys_wait_for(native, dsn, analyzed, keep_orde
         assert len(places.due(keys, 1_000, keep_order=keep_order)) == 1_000
         assert len(places.matching([each for _, each in known])) == KEYS
         assert places.release([each for _, each in known])
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_many_parked_ids_are_given_to_new_shards(native, analyzed):
+    fill_listed(native)
+    if analyzed:
+        native.connection.execute("ANALYZE outbox_parked_ids")
+    subscriptions = Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
+    subscriptions.add("default")
+    assert Resharding(subscriptions, "default", 3).run(60).after == 3
+    shards = "SELECT shard, count(*) FROM outbox_parked_ids GROUP BY shard ORDER BY shard"
+    found = dict(native.connection.execute(shards).fetchall())
+    assert set(found) == {0, 1, 2}
+    assert sum(found.values()) == KEYS
+
+
+def test_a_segment_of_many_rows_is_rotated(emptied):
+    assert rotate_segment(emptied.connection, emptied.table, older_than_seconds=0).next_id == 1_000_000
+    emptied.write(1)
+    assert emptied.count() == KEYS + 1

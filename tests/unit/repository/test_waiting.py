@@ -34,3 +34,10 @@ def test_what_goes_wrong_meanwhile_is_raised_at_once():
 
     with pytest.raises(StackError, match="it ended by itself"):
         until(lambda: True, 60, "it did not come", next_step="", watched=[look])
+
+
+def test_the_time_begins_again_with_each_change_of_the_progress():
+    steps = iter([0, 1, 2, 3, 3])
+    with pytest.raises(StackError):
+        until(lambda: None, 0, "it did not come", next_step="", tick_seconds=0, progress=lambda: next(steps))
+    assert next(steps, None) is None, "all steps were looked at"
