@@ -192,7 +192,9 @@ class _Daemon:
                     )
                 if time.monotonic() >= due:
                     if (successor := self._leaves_for()) is not None:
-                        self._say(f"hands over: code or configuration are {successor} now, this is {self._version}")
+                        is_new = successor != self._version
+                        changed = f"code or configuration are {successor} now, this is {self._version}"
+                        self._say(f"hands over: {changed if is_new else 'it has run for `rotate_after_hours`'}")
                         break
                     self._report(harvest)
                     due = time.monotonic() + self._settings.daemon.report_every_seconds

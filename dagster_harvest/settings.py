@@ -66,9 +66,9 @@ class Thresholds(dg.Model, dg.Resolvable):
 class DaemonSettings(dg.Model, dg.Resolvable):
     """The run that harvests, and how it is kept alive."""
 
-    mode: Literal["run", "external"] = "run"
+    mode: Literal["run", "external", "drain"] = "run"
     """`run`: a Dagster run harvests, and the supervisor keeps it alive. `external`: `harvest run` harvests outside
-    Dagster, and Dagster only observes it."""
+    Dagster, and Dagster only observes it. `drain`: materializing the topics harvests until the outbox is empty."""
     runs: int = Field(default=1, ge=1, le=100)
     """Number of runs that each code location keeps alive. Several runs share the shards. Default 1."""
     listen: str | None = None
@@ -83,7 +83,8 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     check_every_seconds: int = Field(default=10, ge=1, le=30)
     """Interval of the supervisor's ticks; Dagster evaluates a sensor at most once in 5 s. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
-    """A launched run that has not started after this time is given up. Default 180 s."""
+    """A launched run that has not started after this time is given up. The supervisor reports a run that is queued for
+    longer. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
     """Delay between a failure and the next run; each further failure doubles the delay. Default 5 s."""
     longest_backoff_seconds: float = Field(default=300.0, gt=0)
@@ -93,6 +94,9 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     healthy_after_working_seconds: float = Field(default=30.0, gt=0)
     """A run that has led for this time, and in that time delivered records or had no backlog, resets the number too.
     Default 30 s."""
+    rotate_after_hours: float | None = Field(default=24.0, gt=0)
+    """A run that has lived for this time hands over to a new run, so that each run's page stays readable. With `runs: 2`
+    or more another run leads meanwhile. None: a run lives until it is terminated. Default 24 hours."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -322,6 +326,11 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     def daemon_job_name(self) -> str:
         """Return the name of the job that harvests."""
         return f"{self.name}_harvester_daemon"
+
+    @property
+    def drain_job_name(self) -> str:
+        """Return the name of the job that harvests until the outbox is empty."""
+        return f"{self.name}_drain"
 
     @property
     def audit_job_name(self) -> str:

@@ -20,7 +20,7 @@ from dagster_harvest.daemon import (
     daemon_job,
 )
 from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
-from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
 from harvest_lib.harvester.harvest import Harvest
@@ -49,6 +49,11 @@ def settings(outbox):
     daemon = DaemonSettings(heartbeat_every_seconds=0.2, stale_after_seconds=60)
     thresholds = Thresholds(backlog_warn_records=100, backlog_error_records=1000)
     return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon, thresholds=thresholds)
+
+
+@pytest.fixture
+def resource(reaper):
+    return HarvesterResource(config_file=str(reaper))
 
 
 @pytest.fixture
@@ -177,13 +182,43 @@ def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
 
 
-def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance):
-    for generation in range(1, 5):
-        instance.report_run_failed(believed(generation))
+def failed(instance, believed, resource, settings, generations, version=None):
+    """Make runs of a version, the present one by default, of which each failed."""
+    for generation in generations:
+        run = believed(generation)
+        present = version_of(resource.config(), settings.daemon)
+        instance.add_run_tags(run.run_id, {VERSION_TAG: version or present})
+        instance.report_run_failed(instance.get_run_by_id(run.run_id))
+
+
+def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance, resource, settings):
+    failed(instance, believed, resource, settings, range(1, 5))
     result = tick()
     assert not result.run_requests
     assert "4 failed in a row" in result.skip_message
     assert json.loads(result.cursor)["slot 0"]["failures"] == 4
+
+
+@pytest.mark.gate
+def test_who_corrects_the_configuration_does_not_wait_for_the_backoff(tick, believed, instance, resource, settings):
+    failed(instance, believed, resource, settings, range(1, 5), "0.0+wrong")
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:5"
+    assert request.tags[VERSION_TAG] == version_of(resource.config(), settings.daemon)
+
+
+@pytest.mark.gate
+def test_a_run_that_has_lived_for_long_is_asked_to_hand_over(tick, believed, heartbeats, instance, resource, settings):
+    rotating = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"rotate_after_hours": 1e-9})})
+    present = version_of(resource.config(), rotating.daemon)
+    run = believed(1)
+    instance.add_run_tags(run.run_id, {VERSION_TAG: present})
+    began = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name)
+    instance.report_dagster_event(began, run.run_id)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    result = tick(rotating)
+    assert "hours ago" in result.skip_message
+    assert instance.get_run_by_id(run.run_id).tags[LEAVING_TAG] == present
 
 
 @pytest.fixture
