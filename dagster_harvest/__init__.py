@@ -4,6 +4,8 @@ components   the component "an outbox": a few lines of YAML, or one call, define
 settings     the fields of that YAML, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
+drain        the topics as assets: a run harvests until the outbox is empty
+run_log      the messages of a run that harvests
 heartbeat    the table of heartbeats that prove that a run is alive
 decisions    pure functions: the next step that keeps a single run alive
 supervisor   the sensor that takes the steps of `decisions`

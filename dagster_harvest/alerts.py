@@ -59,12 +59,13 @@ class _Tick:
         self._tell = tell
         self._jobs = {
             settings.daemon_job_name,
+            settings.drain_job_name,
             settings.audit_job_name,
             settings.archive_job_name,
             settings.replay_job_name,
         }
         assets = {settings.outbox_key, settings.business_key, settings.archive_key, settings.replay_key}
-        self._assets = assets | set(map(settings.audit_key, RESULTS))
+        self._assets = assets | set(settings.topic_keys) | set(map(settings.audit_key, RESULTS))
         origin = context.code_location_origin
         self._location = origin.location_name if origin is not None else "in-process"
 

@@ -44,7 +44,7 @@ _WHAT_AUDITS_FIND = {
 
 
 def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
-    """Return the external assets: source, topics, and the outbox if no asset writes it."""
+    """Return the external assets: source, topics unless runs drain into them, and the outbox if no asset writes it."""
     group = settings.name
     specs = [
         dg.AssetSpec(
@@ -55,6 +55,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
             description=f"Topic of the outbox {settings.name}; {settings.daemon_job_name} fills and observes it.",
         )
         for key in settings.topic_keys
+        if settings.daemon.mode != "drain"
     ]
     if settings.source_key is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."

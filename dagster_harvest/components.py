@@ -13,6 +13,7 @@ from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
+from dagster_harvest.drain import drain_definitions
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
@@ -107,6 +108,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
     )
     more = [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
     more += [replay_definitions(settings)] if settings.replays else []
+    more += [drain_definitions(settings)] if settings.daemon.mode == "drain" else []
     return dg.Definitions.merge(found, *more)
 
 

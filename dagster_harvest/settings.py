@@ -95,8 +95,8 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """A run that has led for this time, and in that time delivered records or had no backlog, resets the number too.
     Default 30 s."""
     rotate_after_hours: float | None = Field(default=24.0, gt=0)
-    """A run that has lived for this time hands over to a new run, so that each run's page stays readable. With `runs: 2`
-    or more another run leads meanwhile. None: a run lives until it is terminated. Default 24 hours."""
+    """A run that has lived for this time hands over to a new run, so that each run's page stays readable. If there are
+    several `runs`, another run leads meanwhile. None: a run lives until it is terminated. Default 24 hours."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -34,7 +34,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
-_REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
+_REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0, "drain": 300.0}
 """Seconds between two reports of unchanged verdicts, per mode. In the mode `run` the run itself reports numbers too."""
 _REPORT_FAILURE_AGAIN_SECONDS = 60.0
 """The longest time in seconds between two reports while a check fails."""
@@ -54,7 +54,7 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
     """Return the sensor. It is on by default, because an outbox is added to be harvested. `job` is None in
-    the mode `external`."""
+    the modes `external` and `drain`."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -66,7 +66,7 @@ def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) ->
             f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the backlog's "
             "checks. Turn it off before you terminate a run that shall stay stopped."
             if settings.daemon.mode == "run"
-            else "Watches a harvester that runs elsewhere and evaluates the backlog's checks."
+            else "Watches the outbox, which no permanent run harvests, and evaluates the backlog's checks."
         ),
     )
     def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:

@@ -169,7 +169,7 @@ class Harvest:
         """
         began = time.monotonic()
         with self:
-            while not self._terms.idle:
+            while not self.is_drained:
                 if self._stopped.wait(_STANDBY_WAIT_SECONDS):
                     break
                 if timeout_seconds is not None and time.monotonic() - began > timeout_seconds:
@@ -227,6 +227,11 @@ class Harvest:
     def shards(self) -> list[int]:
         """Return the shards that this process leads now."""
         return sorted(self._terms.loops)
+
+    @property
+    def is_drained(self) -> bool:
+        """True if this process leads all shards, and no shard has a backlog or a record in flight."""
+        return self._terms.idle
 
     @property
     def leader_id(self) -> uuid.UUID | None:

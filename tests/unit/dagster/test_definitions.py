@@ -269,3 +269,35 @@ def test_the_file_is_read_when_it_is_needed(tmp_path, monkeypatch):
     monkeypatch.setenv("HARVEST_CONFIG", str(file))
     assert HarvesterResource().config().outbox_table == "sales"
     assert HarvesterResource(outbox_table="outbox").config().outbox_table == "outbox"
+
+
+def test_topics_that_runs_drain_into_are_assets_with_a_job_of_their_own():
+    drained = SHOP.replace("mode: external", "mode: drain")
+    loaded = outbox_definitions(OutboxComponent.resolve_from_yaml(drained))
+    dg.Definitions.validate_loadable(loaded)
+    graph = loaded.resolve_asset_graph()
+    for topic in ("kafka/orders_topic", "kafka/refunds_topic"):
+        node = graph.get(dg.AssetKey.from_user_string(topic))
+        assert node.is_materializable
+        assert node.parent_keys == {dg.AssetKey(["outbox", "shop_outbox"])}
+    jobs = {job.name for job in loaded.get_repository_def().get_all_jobs()}
+    assert "shop_drain" in jobs
+    assert "shop_harvester_daemon" not in jobs, "no run is kept alive"
+    hourly = dg.ScheduleDefinition(job=loaded.resolve_job_def("shop_drain"), cron_schedule="0 * * * *")
+    dg.Definitions.validate_loadable(dg.Definitions.merge(loaded, dg.Definitions(schedules=[hourly])))
+
+
+def test_topics_are_drained_after_their_writer_has_written():
+    settings = OutboxSettings(
+        name="shop", topics=["orders"], writer=SparkWriterSettings(), daemon=DaemonSettings(mode="drain")
+    )
+    after_it = dg.AutomationCondition.any_deps_updated()  # `eager` would wait for every day of the writer
+    topic = settings.topic_keys[0]
+    loaded = outbox_definitions(settings).map_asset_specs(
+        func=lambda spec: spec.replace_attributes(automation_condition=after_it) if spec.key == topic else spec
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = dg.evaluate_automation_conditions(defs=loaded, instance=instance)
+        instance.report_runless_asset_event(dg.AssetMaterialization(settings.outbox_key, partition="2013-01-01"))
+        after = dg.evaluate_automation_conditions(defs=loaded, instance=instance, cursor=before.cursor)
+    assert after.get_num_requested(topic) == 1
