@@ -11,9 +11,9 @@ from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
 from dagster_harvest.components import outbox_definitions
-from dagster_harvest.heartbeat import TABLE
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox.daemons import TABLE
 
 pytestmark = pytest.mark.gate
 

@@ -283,7 +283,7 @@ def test_topics_that_runs_drain_into_are_assets_with_a_job_of_their_own():
     jobs = {job.name for job in loaded.get_repository_def().get_all_jobs()}
     assert "shop_drain" in jobs
     assert "shop_harvester_daemon" not in jobs, "no run is kept alive"
-    hourly = dg.ScheduleDefinition(job=loaded.resolve_job_def("shop_drain"), cron_schedule="0 * * * *")
+    hourly = dg.ScheduleDefinition(job_name="shop_drain", cron_schedule="0 * * * *")
     dg.Definitions.validate_loadable(dg.Definitions.merge(loaded, dg.Definitions(schedules=[hourly])))
 
 
