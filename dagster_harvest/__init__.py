@@ -7,6 +7,7 @@ daemon       the run that harvests, and its reports
 drain        the topics as assets: a run harvests until the outbox is empty
 run_log      the messages of a run that harvests
 heartbeat    the table of heartbeats that prove that a run is alive
+daemon_runs  the daemon's runs, as Dagster stores them
 decisions    pure functions: the next step that keeps a single run alive
 supervisor   the sensor that takes the steps of `decisions`
 assets       source data, outbox, topics, audit tables

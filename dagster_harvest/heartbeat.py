@@ -5,6 +5,9 @@ Promises
   generation. The supervisor gives a later generation to the successor of a dead run.
 - A replaced run detects the replacement at its next heartbeat, however long its process was frozen.
 - The row records an orderly stop of its run.
+
+A row with the slot -1 belongs to the supervisor of a code location, and has the time of its last tick. If a location is
+renamed or removed, its supervisor ticks no more, and the supervisor of another location ends its runs.
 """
 
 import os
@@ -23,6 +26,10 @@ from harvest_lib.grants.needed import using
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.daemons import create_daemons, daemons_table
 from harvest_lib.postgres.database import translated
+
+_SUPERVISOR_SLOT = -1
+_AWAY_SECONDS = 300.0
+"""A supervisor without a tick for this time is gone. Dagster may tick late if many sensors share a thread."""
 
 _CLAIM = """
 INSERT INTO {table} AS daemon (name, code_location, slot, run_id, generation, host, pid)
@@ -51,6 +58,15 @@ _READ = """
 SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8,
        stopped_at IS NOT NULL
 FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
+"""
+
+# A location without a row of its supervisor is left alone: an earlier version of this library supervises it.
+_ABANDONED = """
+SELECT run.run_id FROM {table} AS run JOIN {table} AS supervisor USING (name, code_location)
+WHERE name = %(name)s AND code_location <> %(location)s AND run.slot >= 0 AND supervisor.slot = %(slot)s
+  AND run.stopped_at IS NULL AND run.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale)s)
+  AND supervisor.heartbeat_at < clock_timestamp() - make_interval(secs => %(away)s)
+ORDER BY run.run_id
 """
 
 
@@ -151,6 +167,17 @@ class HeartbeatTable:
             age_seconds=max(0.0, age),
             is_stopped=is_stopped,
         )
+
+    def supervise(self, name: str, location: str, *, stale_after_seconds: float) -> list[str]:
+        """Record a tick of the supervisor of a code location. Return the ids of runs of the same daemon that live in
+        locations whose supervisor is gone."""
+        if not self._exists():
+            return []
+        place = HeartbeatPlace(name=name, location=location, slot=_SUPERVISOR_SLOT)
+        self.claim(place, run_id="supervisor", generation=None, stale_after_seconds=stale_after_seconds)
+        values = {**place.values(), "stale": stale_after_seconds, "away": _AWAY_SECONDS}
+        with self._used():
+            return [row[0] for row in self._connection.execute(self._fill(_ABANDONED), values)]
 
     def _used(self) -> AbstractContextManager[None]:
         return using(self._connection, self._table, "SELECT, INSERT, UPDATE")

@@ -9,22 +9,14 @@ words.
 import json
 import time
 from collections.abc import Sequence
-from datetime import UTC
 from typing import Any, assert_never
 
 import dagster as dg
 
 from dagster_harvest.checks import BACKLOG_CHECKS, Verdict, judged_backlog, unreadable
-from dagster_harvest.daemon import (
-    DAEMON_TAG,
-    GENERATION_TAG,
-    LEAVING_TAG,
-    SLOT_TAG,
-    VERSION_TAG,
-    WORKED_TAG,
-    location_of,
-)
-from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
+from dagster_harvest.daemon import GENERATION_TAG, LEAVING_TAG, SLOT_TAG, VERSION_TAG, location_of
+from dagster_harvest.daemon_runs import daemon_runs
+from dagster_harvest.decisions import Decision, GiveUp, HandOver, Keep, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
@@ -33,23 +25,10 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.subscriptions.backlog import Backlog
 
-_RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0, "drain": 300.0}
 """Seconds between two reports of unchanged verdicts, per mode. In the mode `run` the run itself reports numbers too."""
 _REPORT_FAILURE_AGAIN_SECONDS = 60.0
 """The longest time in seconds between two reports while a check fails."""
-
-_PHASES: dict[dg.DagsterRunStatus, Phase] = {
-    dg.DagsterRunStatus.QUEUED: "queued",
-    dg.DagsterRunStatus.NOT_STARTED: "starting",
-    dg.DagsterRunStatus.MANAGED: "started",
-    dg.DagsterRunStatus.STARTING: "starting",
-    dg.DagsterRunStatus.STARTED: "started",
-    dg.DagsterRunStatus.CANCELING: "canceling",
-    dg.DagsterRunStatus.CANCELED: "canceled",
-    dg.DagsterRunStatus.FAILURE: "failed",
-    dg.DagsterRunStatus.SUCCESS: "succeeded",
-}
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
@@ -85,6 +64,7 @@ class _Tick:
         self._seen: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
         self._version: str | None = None
         self._leaving: list[HandOver] = []
+        self._abandoned: list[str] = []
         self._all_are_there = True
 
     def result(self) -> dg.SensorResult:
@@ -99,6 +79,7 @@ class _Tick:
                 said.append(words)
                 state[f"slot {slot}"] = seen
             self._hand_over()
+            said += self._end_abandoned()
         events, words = self._backlog_events(state)
         said.append(words)
         message = "; ".join(said)
@@ -151,9 +132,8 @@ class _Tick:
                 assert_never(other)
 
     def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
-        return decide(
-            self._runs(slot), heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version
-        )
+        runs = daemon_runs(self._context.instance, self._settings, location=self._location, slot=slot)
+        return decide(runs, heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version)
 
     def _present_version(self) -> str | None:
         try:
@@ -166,6 +146,17 @@ class _Tick:
         one at a time: the next one when every slot has a living run again."""
         if self._leaving and self._all_are_there:
             self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
+
+    def _end_abandoned(self) -> list[str]:
+        """Request runs of a code location that was renamed or removed to end. Return what was done, in words."""
+        runs = [run for each in self._abandoned if (run := self._context.instance.get_run_by_id(each)) is not None]
+        for run in runs:
+            if LEAVING_TAG not in run.tags:
+                self._context.instance.add_run_tags(run.run_id, {LEAVING_TAG: str(self._version)})
+        return [
+            f"run {run.run_id} has to hand over: its code location {location_of(run)} has no supervisor any more"
+            for run in runs
+        ]
 
     def _request(self, slot: int, decision: Start) -> dg.RunRequest:
         key = f"{self._settings.name}:{slot}:{decision.generation}"
@@ -188,22 +179,13 @@ class _Tick:
         try:
             with self._resource.connect() as connection:
                 outbox = OutboxTable.parse(self._resource.config().outbox_table)
-                return HeartbeatTable.beside(connection, outbox).read(place)
+                heartbeats = HeartbeatTable.beside(connection, outbox)
+                self._abandoned = heartbeats.supervise(
+                    place.name, place.location, stale_after_seconds=self._settings.daemon.stale_after_seconds
+                )
+                return heartbeats.read(place)
         except HarvestError as error:
             return Unknown(reason=error.cause)
-
-    def _runs(self, slot: int) -> Sequence[DaemonRun]:
-        found = self._context.instance.get_run_records(
-            dg.RunsFilter(job_name=self._settings.daemon_job_name, tags={DAEMON_TAG: self._settings.name}),
-            limit=_RUNS_READ * self._settings.daemon.runs,
-        )
-        return [
-            _seen(record)
-            for record in found
-            if location_of(record.dagster_run) == self._location
-            and int(record.dagster_run.tags.get(SLOT_TAG, "0")) == slot
-            and record.dagster_run.status in _PHASES
-        ]
 
     # -- the outbox
 
@@ -273,21 +255,3 @@ def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:
         "leader": leads or "nobody",
         **({"epoch": waiting.epoch} if waiting.epoch is not None else {}),
     }
-
-
-def _seen(record: dg.RunRecord) -> DaemonRun:
-    run = record.dagster_run
-    phase = _PHASES[run.status]
-    updated = record.update_timestamp
-    # All storages return UTC, but some return it without a time zone.
-    updated_at = (updated if updated.tzinfo else updated.replace(tzinfo=UTC)).timestamp()
-    return DaemonRun(
-        run_id=run.run_id,
-        generation=int(run.tags.get(GENERATION_TAG, "0")),
-        phase=phase,
-        changed_at=record.end_time or (record.start_time if phase == "started" else None) or updated_at,
-        began_at=record.start_time,
-        has_worked=WORKED_TAG in run.tags,
-        version=run.tags.get(VERSION_TAG),
-        is_leaving=LEAVING_TAG in run.tags,
-    )

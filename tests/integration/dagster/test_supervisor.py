@@ -191,6 +191,50 @@ def failed(instance, believed, resource, settings, generations, version=None):
         instance.report_run_failed(instance.get_run_by_id(run.run_id))
 
 
+@pytest.fixture
+def moved(believed, heartbeats, instance):
+    """A living run of another code location, whose supervisor ticks; the location that is supervised has one too."""
+    own, run = believed(2), believed(1)
+    heartbeats.claim(PLACE, run_id=own.run_id, generation=2, stale_after_seconds=60)
+    instance.add_run_tags(run.run_id, {SLOT_TAG: "7"})  # among the runs here it is none of this location's
+    heartbeats.claim(BEFORE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    assert heartbeats.supervise("shop", BEFORE.location, stale_after_seconds=60) == []
+    return run
+
+
+BEFORE = HeartbeatPlace(name="shop", location="before")
+GONE = "UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE slot = -1"
+
+
+@pytest.mark.gate
+def test_the_run_of_a_code_location_that_was_renamed_hands_over(tick, moved, heartbeats, outbox, instance):
+    outbox.connection.execute(GONE)
+    for _ in range(2):
+        assert f"run {moved.run_id} has to hand over: its code location" in tick().skip_message
+    assert LEAVING_TAG in instance.get_run_by_id(moved.run_id).tags
+    heartbeats.stop(BEFORE, moved.run_id)
+    assert moved.run_id not in tick().skip_message, "it has stopped"
+
+
+@pytest.mark.gate
+def test_runs_of_two_code_locations_that_are_both_supervised_leave_each_other_alone(tick, moved, outbox, instance):
+    assert moved.run_id not in tick().skip_message
+    outbox.connection.execute("DELETE FROM harvest_daemons WHERE slot = -1 AND code_location = 'before'")
+    assert moved.run_id not in tick().skip_message, "an earlier version of the library supervises it"
+    assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
+
+
+@pytest.mark.gate
+def test_a_run_of_another_daemon_or_of_another_instance_is_left_alone(tick, moved, heartbeats, outbox, instance):
+    outbox.connection.execute(GONE)
+    outbox.connection.execute("UPDATE harvest_daemons SET run_id = 'elsewhere' WHERE run_id = %s", (moved.run_id,))
+    assert "elsewhere" not in tick().skip_message
+    outbox.connection.execute("UPDATE harvest_daemons SET run_id = %s WHERE run_id = 'elsewhere'", (moved.run_id,))
+    outbox.connection.execute("UPDATE harvest_daemons SET name = 'other' WHERE code_location = 'before'")
+    assert moved.run_id not in tick().skip_message
+    assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
+
+
 def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance, resource, settings):
     failed(instance, believed, resource, settings, range(1, 5))
     result = tick()
@@ -270,6 +314,16 @@ def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tic
     assert verdicts(tick())["backlog_size"] == (False, "ERROR")
     outbox.connection.execute("DELETE FROM outbox")
     assert verdicts(tick())["backlog_size"] == (True, "WARN")
+
+
+@pytest.mark.gate
+def test_an_outbox_that_runs_drain_is_only_watched(tick, settings, outbox):
+    draining = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "drain"})})
+    outbox.fill(100)
+    result = tick(draining)
+    assert not result.run_requests
+    assert verdicts(result) == {"backlog_age": (True, "WARN"), "backlog_size": (False, "WARN")}
+    assert outbox.connection.execute("SELECT to_regclass('harvest_daemons')").fetchone() == (None,)
 
 
 @pytest.mark.usefixtures("elected")
