@@ -5,7 +5,7 @@ settings     the fields of that YAML, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
 drain        the topics as assets: a run harvests until the outbox is empty
-run_log      the messages of a run that harvests
+forwarded_logs  warnings of the harvester, in the log of a run
 heartbeat    the table of heartbeats that prove that a run is alive
 daemon_runs  the daemon's runs, as Dagster stores them
 decisions    pure functions: the next step that keeps a single run alive

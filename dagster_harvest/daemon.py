@@ -11,6 +11,7 @@ Steps
 
 import logging
 import os
+import queue
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -18,13 +19,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
+from dagster_harvest.forwarded_logs import forwarded_logs
 from dagster_harvest.heartbeat import HeartbeatPlace
 from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
-from dagster_harvest.run_log import RunLog, without_dagsters_storage
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
+from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.harvester.status import StatusReader
@@ -33,6 +35,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.subscriptions.backlog import Backlog
 from harvest_lib.telemetry.otel_metrics import is_reported, reported
 from harvest_lib.telemetry.server import Listener, parse_address
+
+_log = logging.getLogger(__name__)
 
 DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
@@ -109,8 +113,7 @@ class _Daemon:
         self._settings = settings
         self._resource: HarvesterResource = getattr(context.resources, settings.resource_key)
         self._config = self._resource.config()
-        self._log = RunLog(context.log)
-        self._say = self._log.say
+        self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
         self._version = version_of(self._config, settings.daemon)
         self._last = (time.monotonic(), 0)
@@ -133,7 +136,7 @@ class _Daemon:
             self._generation = heartbeat_thread.start(
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
-            with self._log.forwarded():
+            with forwarded_logs(self._told):
                 self._harvest(heartbeat_thread, place.slot)
         finally:
             heartbeat_thread.close()
@@ -173,14 +176,14 @@ class _Daemon:
         return listener
 
     def _serve(self, harvest: Harvest, heartbeat_thread: HeartbeatThread) -> None:
-        harvest.set_event_handler(self._log.hear)
+        harvest.set_event_handler(self._hear)
         try:
             harvest.start()
             self._say(f"harvests as generation {self._generation} by {self._version}, or is a standby")
             self._tell_version()
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
-                self._log.pass_on()
+                self._pass_on()
                 if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
                         "another run replaced this run",
@@ -204,7 +207,7 @@ class _Daemon:
         with suppress(Exception):  # the error that ended the harvester is being raised already
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
-        self._log.pass_on()
+        self._pass_on()
         self._say(f"stopped after {harvest.delivered_records:,} records, in {time.monotonic() - began:.2f} s")
 
     def _report(self, harvest: Harvest) -> None:
@@ -230,7 +233,7 @@ class _Daemon:
         is_new = leader_id is not None and (delivered > before or self._materialized_at is None)
         is_due = self._materialized_at is None or now - self._materialized_at >= _MATERIALIZE_SECONDS
         for key in self._settings.topic_keys:
-            with without_dagsters_storage():
+            with _without_dagsters_storage():
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
                 if is_new and is_due:  # without it the lineage shows the topic as never filled
                     self._context.log_event(dg.AssetMaterialization(asset_key=key, metadata=numbers.metadata()))
@@ -245,7 +248,7 @@ class _Daemon:
             self._worked_seconds += seconds
         if self._has_told_of_work or self._worked_seconds < self._settings.daemon.healthy_after_working_seconds:
             return
-        with without_dagsters_storage():
+        with _without_dagsters_storage():
             self._context.instance.add_run_tags(self._context.run.run_id, {WORKED_TAG: "true"})
             self._has_told_of_work = True
 
@@ -253,7 +256,7 @@ class _Daemon:
         """Tag the run with its version if it has no such tag. Warn if the tag, set by the supervisor, differs."""
         run = self._context.run
         if (given := run.tags.get(VERSION_TAG)) is None:
-            with without_dagsters_storage():
+            with _without_dagsters_storage():
                 self._context.instance.add_run_tags(run.run_id, {VERSION_TAG: self._version})
         elif given != self._version:
             self._say(
@@ -265,7 +268,7 @@ class _Daemon:
     def _leaves_for(self) -> str | None:
         """Return the version to which the supervisor requests this run to hand over, None if there is no request."""
         run = None
-        with without_dagsters_storage():
+        with _without_dagsters_storage():
             run = self._context.instance.get_run_by_id(self._context.run.run_id)
         return run.tags.get(LEAVING_TAG) if run is not None else None
 
@@ -276,3 +279,36 @@ class _Daemon:
         except (DatabaseError, OutboxTableError) as error:  # the harvester itself retries, or ends with the error
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case LeaderAcquired():
+                self._told.put((logging.INFO, f"leads shard {event.shard} as {event.leader_id}"))
+            case LeaderRefreshed():
+                self._told.put((logging.WARNING, f"leads shard {event.shard} under a new id, {event.leader_id}"))
+            case LeaderRevoked():
+                self._told.put((logging.INFO, f"leads shard {event.shard} no longer: leadership was handed over"))
+            case LeaderFenced():
+                self._told.put((logging.WARNING, f"fenced itself off shard {event.shard}: it could not prove to lead"))
+            case MeterRead():
+                pass
+
+    def _pass_on(self) -> None:
+        """Log the messages of other threads; only this thread writes Dagster's event log."""
+        with suppress(queue.Empty):
+            while True:
+                level, text = self._told.get_nowait()
+                self._say(text, level)
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        with _without_dagsters_storage():
+            self._context.log.log(level, text)
+
+
+@contextmanager
+def _without_dagsters_storage() -> Iterator[None]:
+    """Log and ignore errors of Dagster's own storage within the block: harvesting does not depend on reporting."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - any storage has its own errors; an interrupt is a BaseException
+        _log.warning("event_log_failed", extra={"reason": type(error).__name__})

@@ -9,9 +9,10 @@ Steps
 If the run is terminated, the harvester stops in order, and the records that it has not delivered stay in the outbox.
 """
 
-import logging
+import queue
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -19,8 +20,8 @@ from confluent_kafka.admin import AdminClient
 from dagster import AssetExecutionContext
 
 from dagster_harvest.daemon import as_failure
+from dagster_harvest.forwarded_logs import forwarded_logs
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.run_log import RunLog
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, HarvestError
@@ -67,14 +68,13 @@ def _topics(settings: OutboxSettings) -> dg.AssetsDefinition:
     )
     def drained(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         resource: HarvesterResource = getattr(context.resources, settings.resource_key)
-        log = RunLog(context.log)
         failure: dg.Failure | None = None
         before, after = dict[str, int](), dict[str, int]()
         try:
             config = resource.config()
-            _require_ready(log, config, settings.topics)
+            _require_ready(context.log, config, settings.topics)
             before = {**_ends(config, settings.topics), **_reported_ends(context.instance, settings)}
-            config = _harvest(log, settings, resource, config)
+            config = _harvest(context.log, settings, resource, config)
             after = _ends(config, settings.topics)
         except HarvestError as error:
             failure = as_failure(error)
@@ -93,29 +93,39 @@ def _topics(settings: OutboxSettings) -> dg.AssetsDefinition:
 
 
 def _harvest(
-    log: RunLog, settings: OutboxSettings, resource: HarvesterResource, config: HarvestConfig
+    log: dg.DagsterLogManager, settings: OutboxSettings, resource: HarvesterResource, config: HarvestConfig
 ) -> HarvestConfig:
     """Harvest until the outbox is empty. Return the configuration with `auto` resolved."""
     tune_interpreter()
     harvest = Harvest(config)
-    harvest.set_event_handler(log.hear)
     began = time.monotonic()
-    with log.forwarded():
+    warnings: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    with forwarded_logs(warnings):
         try:
             with harvest:
-                _await_empty(log, harvest, resource, settings.daemon.report_every_seconds)
+                for text in _progress(harvest, resource, settings.daemon.report_every_seconds):
+                    _pass_on(warnings, log)
+                    log.info(text)
         finally:  # an interrupt is a BaseException
-            log.pass_on()
-            log.say(f"delivered {harvest.delivered_records:,} records in {time.monotonic() - began:.1f} s")
+            _pass_on(warnings, log)
+            seconds = time.monotonic() - began
+            log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)
     return harvest.config
 
 
-def _require_ready(log: RunLog, config: HarvestConfig, topics: Collection[str]) -> None:
+def _pass_on(warnings: "queue.SimpleQueue[tuple[int, str]]", log: dg.DagsterLogManager) -> None:
+    """Log the warnings of other threads; only the thread of the run writes Dagster's event log."""
+    with suppress(queue.Empty):
+        while True:
+            log.log(*warnings.get_nowait())
+
+
+def _require_ready(log: dg.DagsterLogManager, config: HarvestConfig, topics: Collection[str]) -> None:
     """Write the warnings of `harvest check` to the log. Raises HarvestError with all of its errors."""
     report = inspect(config, topics)
     for finding in report.findings:
         if finding.severity == "warning":
-            log.say(f"{finding.cause} ({finding.evidence}): {finding.next_step}", logging.WARNING)
+            log.warning("%s (%s): %s", finding.cause, finding.evidence, finding.next_step)
     if errors := report.errors:
         raise HarvestError(
             "; ".join(each.cause for each in errors),
@@ -124,17 +134,13 @@ def _require_ready(log: RunLog, config: HarvestConfig, topics: Collection[str]) 
         )
 
 
-def _await_empty(log: RunLog, harvest: Harvest, resource: HarvesterResource, report_every_seconds: float) -> None:
-    """Return when the outbox is empty, or when another process has delivered all records that were there at the call.
-
-    Raises the error that ended the harvester.
+def _progress(harvest: Harvest, resource: HarvesterResource, report_every_seconds: float) -> Iterator[str]:
+    """Yield the progress in words, until the outbox is empty, or until another process has delivered all records that
+    were there at the call. Raises the error that ended the harvester.
     """
     began = time.monotonic()
     due = began + report_every_seconds
-    while not harvest.is_drained:
-        if harvest.await_stopped(_STEP_SECONDS):
-            return
-        log.pass_on()
+    while not harvest.is_drained and not harvest.await_stopped(_STEP_SECONDS):
         if time.monotonic() < due:
             continue
         due += report_every_seconds
@@ -143,15 +149,14 @@ def _await_empty(log: RunLog, harvest: Harvest, resource: HarvesterResource, rep
                 status = StatusReader(connection, harvest.config)
                 waiting, leaders = status.waiting(), status.leaders().by_shard
         except HarvestError as error:  # the harvester itself retries, or ends with the error
-            log.say(f"the backlog could not be read: {error}", logging.WARNING)
+            yield f"the backlog could not be read: {error}"
             continue
-        log.say(f"delivered {harvest.delivered_records:,}, backlog {waiting}, the oldest {waiting.age_seconds:.1f} s")
+        yield f"delivered {harvest.delivered_records:,}, backlog {waiting}, the oldest {waiting.age_seconds:.1f} s"
         if len(harvest.shards) == harvest.config.shards:
             continue
-        others = ", ".join(dict.fromkeys(each or "no process" for each in leaders))
-        log.say(f"this run does not lead, and waits: the leader is {others}")
+        yield f"this run does not lead, and waits; leader: {', '.join(each or 'none' for each in leaders)}"
         if waiting.records == 0 or waiting.age_seconds < time.monotonic() - began:
-            log.say("ends: the leader has delivered all records that were there when this run began")
+            yield "ends: the leader has delivered all records that were there when this run began"
             return
 
 
