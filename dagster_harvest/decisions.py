@@ -192,7 +192,7 @@ def _handed_over(
     if run.version is not None and run.version != version:
         reason = f"it harvests by {run.version}, and code or configuration are {version} now"
     elif settings.rotate_after_hours is not None and lived_hours >= settings.rotate_after_hours:
-        reason = f"it began {lived_hours:.1f} hours ago"
+        reason = f"the run began {lived_hours:.1f} hours ago"
     else:
         return kept
     if run.is_leaving:

@@ -82,18 +82,19 @@ def _topics(settings: OutboxSettings) -> dg.AssetsDefinition:
         if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
             raise failure
         for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
-            if after[topic] == before[topic]:
+            begin, end = before[topic], after[topic]
+            if begin == end:
                 continue
-            numbers = {_END_OFFSET: after[topic]}
+            numbers = {_END_OFFSET: end}
             if config.delivery != "transactional":  # whose offsets count the marks of transactions too
-                numbers["dagster/row_count"] = max(0, after[topic] - before[topic])
+                numbers["dagster/row_count"] = end - begin if begin < end else end  # less: the topic was made anew
             yield dg.MaterializeResult(asset_key=key, metadata=numbers)
 
     return drained
 
 
 def _harvest(
-    log: dg.DagsterLogManager, settings: OutboxSettings, resource: HarvesterResource, config: HarvestConfig
+    run_log: dg.DagsterLogManager, settings: OutboxSettings, resource: HarvesterResource, config: HarvestConfig
 ) -> HarvestConfig:
     """Harvest until the outbox is empty. Return the configuration with `auto` resolved."""
     tune_interpreter()
@@ -104,28 +105,28 @@ def _harvest(
         try:
             with harvest:
                 for text in _progress(harvest, resource, settings.daemon.report_every_seconds):
-                    _pass_on(warnings, log)
-                    log.info(text)
+                    _pass_on(warnings, run_log)
+                    run_log.info(text)
         finally:  # an interrupt is a BaseException
-            _pass_on(warnings, log)
+            _pass_on(warnings, run_log)
             seconds = time.monotonic() - began
-            log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)
+            run_log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)
     return harvest.config
 
 
-def _pass_on(warnings: "queue.SimpleQueue[tuple[int, str]]", log: dg.DagsterLogManager) -> None:
+def _pass_on(warnings: "queue.SimpleQueue[tuple[int, str]]", run_log: dg.DagsterLogManager) -> None:
     """Log the warnings of other threads; only the thread of the run writes Dagster's event log."""
     with suppress(queue.Empty):
         while True:
-            log.log(*warnings.get_nowait())
+            run_log.log(*warnings.get_nowait())
 
 
-def _require_ready(log: dg.DagsterLogManager, config: HarvestConfig, topics: Collection[str]) -> None:
+def _require_ready(run_log: dg.DagsterLogManager, config: HarvestConfig, topics: Collection[str]) -> None:
     """Write the warnings of `harvest check` to the log. Raises HarvestError with all of its errors."""
     report = inspect(config, topics)
     for finding in report.findings:
         if finding.severity == "warning":
-            log.warning("%s (%s): %s", finding.cause, finding.evidence, finding.next_step)
+            run_log.warning("%s (%s): %s", finding.cause, finding.evidence, finding.next_step)
     if errors := report.errors:
         raise HarvestError(
             "; ".join(each.cause for each in errors),

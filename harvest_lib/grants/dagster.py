@@ -82,7 +82,7 @@ def require_dagster(connection: psycopg.Connection[object], outbox: OutboxTable)
         if not may_use:
             raise DatabaseAccessDenied(
                 f"the user {connection.info.user!r} may not use the schema {_AUDIT_SCHEMA}",
-                evidence="it has the tables of audits",
+                evidence="the schema has the tables of audits",
                 next_step=f"as the owner: GRANT USAGE ON SCHEMA {_AUDIT_SCHEMA} TO {role}; {COMMANDS}",
             )
         needs += [Need(privileges=_AUDIT, table=OutboxTable((_AUDIT_SCHEMA, each))) for each in _AUDIT_TABLES]

@@ -7,7 +7,7 @@ import threading
 import dagster as dg
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
-from support.outbox import harvest_config, read_topic
+from support.outbox import Outbox, harvest_config, read_topic
 from support.waiting import eventually
 
 from dagster_harvest.components import outbox_definitions
@@ -120,6 +120,28 @@ def test_a_terminated_run_stops_in_order_and_the_next_one_tells_of_its_records(
     assert materialized(instance, settings)[first] == [10]
     assert drain().success
     assert materialized(instance, settings)[first] == [10, 200]
+
+
+def test_several_outboxes_are_drained_in_one_run(
+    settings, outbox, instance, dsn, make_topic, reaper, tmp_path, group_id
+):
+    second = Outbox(dsn, make_topic(), table="other")
+    file = tmp_path / "other.yaml"
+    text = reaper.read_text().replace(group_id, f"{group_id}.other")
+    file.write_text(text.replace("outboxTable: outbox", "outboxTable: other"))
+    others = OutboxSettings(name="other", topics=[second.topic], daemon=settings.daemon, config_file=str(file))
+    keys = dg.AssetSelection.assets(*settings.topic_keys, *others.topic_keys)
+    job = dg.define_asset_job("all", selection=keys, executor_def=dg.in_process_executor)
+    both = dg.Definitions.merge(outbox_definitions(settings), outbox_definitions(others), dg.Definitions(jobs=[job]))
+    outbox.fill(3)
+    second.fill(4)
+    try:
+        assert both.resolve_job_def("all").execute_in_process(instance=instance).success
+        assert second.count() == 0
+    finally:
+        second.close()
+    assert materialized(instance, settings)[outbox.topic] == [3]
+    assert materialized(instance, others) == {second.topic: [4]}
 
 
 def test_a_missing_topic_fails_the_run_before_a_record_is_parked(drain, settings, outbox, instance):

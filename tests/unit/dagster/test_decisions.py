@@ -219,7 +219,7 @@ def lived(hours, settings=ROTATING, age=1.0, present="0.1+a", **about):
 def test_a_run_that_has_lived_for_long_hands_over():
     decision = lived(2)
     assert isinstance(decision, HandOver)
-    assert decision.reason == "it began 2.0 hours ago"
+    assert decision.reason == "the run began 2.0 hours ago"
     assert lived(1.9).is_alive
     assert lived(2000, SETTINGS.model_copy(update={"rotate_after_hours": None})).is_alive
     asked = lived(2, is_leaving=True)
