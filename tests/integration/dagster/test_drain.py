@@ -188,7 +188,7 @@ def test_who_reads_a_topic_runs_after_a_drain_that_brought_records(settings, out
 
     def requested(cursor):
         evaluated = dg.evaluate_automation_conditions(defs=defs, instance=instance, cursor=cursor)
-        return evaluated.cursor, [evaluated.get_num_requested(dg.AssetKey(spec.key)) for spec in read]
+        return evaluated.cursor, [evaluated.get_num_requested(spec.key) for spec in read]
 
     cursor, _ = requested(None)
     outbox.fill(5)

@@ -8,23 +8,23 @@ from psycopg import sql
 
 
 @pytest.fixture
-def admin(dsn):
+def owner(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
-def role(admin):
+def role(owner):
     """Make roles of names nobody has."""
     made = []
 
     def make(options="", name=None):
         name = name or f"role_{secrets.token_hex(6)}"
         made.append(sql.Identifier(name))
-        admin.execute(sql.SQL("CREATE ROLE {} " + options).format(made[-1]))
+        owner.execute(sql.SQL("CREATE ROLE {} " + options).format(made[-1]))
         return name
 
     yield make
     for each in reversed(made):
-        admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(each))
-        admin.execute(sql.SQL("DROP ROLE {}").format(each))
+        owner.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(each))
+        owner.execute(sql.SQL("DROP ROLE {}").format(each))

@@ -60,22 +60,22 @@ def command(monkeypatch, dsn, group_id, bootstrap_servers):
 
 
 @pytest.fixture
-def _outbox(admin, command):
+def _outbox(owner, command):
     """An outbox, the tables of Dagster's runs and of audits, all of the owner."""
     command("init", "--dagster")
-    prepare(admin)
+    prepare(owner)
     yield
-    admin.execute("DROP SCHEMA harvest_audit CASCADE")
+    owner.execute("DROP SCHEMA harvest_audit CASCADE")
 
 
-def give(admin, command, name, table="outbox"):
+def give(owner, command, name, table="outbox"):
     options = ("--harvester", name, "--reader", "", "--writer", f"{name}-", "--dagster")
-    admin.execute(command("grants", "postgres", *options, table=table).encode())
+    owner.execute(command("grants", "postgres", *options, table=table).encode())
 
 
 @pytest.mark.parametrize("schema", [None, "My App"])
-def test_the_commands_that_the_error_names_are_enough(admin, command, name, granted, schema):
-    admin.execute('REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "My App"')
+def test_the_commands_that_the_error_names_are_enough(owner, command, name, granted, schema):
+    owner.execute('REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "My App"')
     table = "outbox" if schema is None else f'"{schema}".outbox'
     try:
         with psycopg.connect(granted, autocommit=True) as connection:
@@ -85,20 +85,20 @@ def test_the_commands_that_the_error_names_are_enough(admin, command, name, gran
             init, grants = (shlex.split(each)[1:] for each in re.findall(r"`(harvest [^`]+)`", caught.value.next_step))
             command(*init, table=table)
             roles = ["--harvester", name, "--reader", "", "--writer", f"{name}-"]
-            admin.execute(command(*grants, *roles, table=table).encode())
+            owner.execute(command(*grants, *roles, table=table).encode())
             heartbeats.create()
             assert heartbeats.claim(PLACE, run_id="1", generation=None, stale_after_seconds=9) == 1
             assert heartbeats.renew(PLACE, "1")
             assert heartbeats.read(PLACE).run_id == "1"
     finally:
-        admin.execute('DROP SCHEMA "My App" CASCADE')
+        owner.execute('DROP SCHEMA "My App" CASCADE')
 
 
 @pytest.mark.usefixtures("_outbox")
-def test_a_run_harvests_by_the_printed_grants(admin, command, name, granted, make_topic, monkeypatch):
-    give(admin, command, name)
+def test_a_run_harvests_by_the_printed_grants(owner, command, name, granted, make_topic, monkeypatch):
+    give(owner, command, name)
     topic = make_topic()
-    append(admin, [OutboxRecord(topic=topic, key="k", value="v") for _ in range(10)])
+    append(owner, [OutboxRecord(topic=topic, key="k", value="v") for _ in range(10)])
     monkeypatch.setenv("HARVEST_DSN", granted)
     monkeypatch.setenv("HARVEST_OUTBOX_TABLE", "outbox")
     settings = OutboxSettings(name="shop", topics=[topic], daemon=DaemonSettings(report_every_seconds=1))
@@ -111,12 +111,12 @@ def test_a_run_harvests_by_the_printed_grants(admin, command, name, granted, mak
         )
         (run,) = instance.get_runs()
         assert result.success, [entry.user_message for entry in instance.all_logs(run.run_id)]
-    beat = HeartbeatTable.beside(admin, OutboxTable.parse("outbox")).read(
+    beat = HeartbeatTable.beside(owner, OutboxTable.parse("outbox")).read(
         HeartbeatPlace(name="shop", location="in-process")
     )
     assert beat.is_stopped
     delivered = "SELECT sum((checkpoint ->> 'delivered')::int) FROM outbox_subscriptions"
-    eventually(lambda: admin.execute(delivered).fetchone() == (10,), "it has delivered")
+    eventually(lambda: owner.execute(delivered).fetchone() == (10,), "it has delivered")
 
 
 def audit(connection):
@@ -139,8 +139,8 @@ def beat(connection):
 
 
 @pytest.mark.usefixtures("_outbox")
-def test_each_printed_grant_is_needed_and_missed_by_the_check(admin, command, name, granted):
-    give(admin, command, name)
+def test_each_printed_grant_is_needed_and_missed_by_the_check(owner, command, name, granted):
+    give(owner, command, name)
     rights = [("harvest_daemons", each, beat) for each in dagster._RUN]
     rights += [(table, each, audit) for table in TABLES for each in dagster._AUDIT]
     role = sql.Identifier(name)
@@ -149,40 +149,40 @@ def test_each_printed_grant_is_needed_and_missed_by_the_check(admin, command, na
         audit(connection)
         for table, privilege, work in rights:
             names = {"right": sql.SQL(privilege), "table": sql.Identifier(*table.split(".")), "role": role}
-            admin.execute(sql.SQL("REVOKE {right} ON {table} FROM {role}").format(**names))
+            owner.execute(sql.SQL("REVOKE {right} ON {table} FROM {role}").format(**names))
             with pytest.raises((DatabaseAccessDenied, psycopg.errors.InsufficientPrivilege)):
                 work(connection)
             with pytest.raises(DatabaseAccessDenied) as caught:
                 dagster.require_dagster(connection, OutboxTable.parse("outbox"))
             assert f"GRANT {privilege} ON" in caught.value.next_step
-            admin.execute(sql.SQL("GRANT {right} ON {table} TO {role}").format(**names))
+            owner.execute(sql.SQL("GRANT {right} ON {table} TO {role}").format(**names))
         dagster.require_dagster(connection, OutboxTable.parse("outbox"))
 
 
 @pytest.mark.usefixtures("_outbox")
-def test_the_check_names_the_commands(admin, command, name, granted, make_topic):
+def test_the_check_names_the_commands(owner, command, name, granted, make_topic):
     topic = make_topic()
-    admin.execute("DROP TABLE harvest_daemons")
-    give(admin, command, name)
+    owner.execute("DROP TABLE harvest_daemons")
+    give(owner, command, name)
     plain = ("check", "--topic", topic)
     command(*plain, by=granted)
     assert "`harvest init --dagster`" in command(*plain, "--dagster", by=granted, code=4)
     command("init", "--dagster")
     assert "GRANT SELECT, INSERT, UPDATE ON" in command(*plain, "--dagster", by=granted, code=5)
-    give(admin, command, name)
+    give(owner, command, name)
     command(*plain, "--dagster", by=granted)
 
 
-def test_the_script_warns_of_tables_that_are_missing_and_skips_a_role_that_is(admin, command, name):
+def test_the_script_warns_of_tables_that_are_missing_and_skips_a_role_that_is(owner, command, name):
     command("init")
     said = []
-    admin.add_notice_handler(lambda notice: said.append((notice.severity_nonlocalized, notice.message_primary)))
-    give(admin, command, name)
+    owner.add_notice_handler(lambda notice: said.append((notice.severity_nonlocalized, notice.message_primary)))
+    give(owner, command, name)
     warnings = [text for severity, text in said if severity == "WARNING" and "does not exist: nothing" not in text]
     assert len(warnings) == 2
     assert "run `harvest init --dagster`" in warnings[0]
     assert "audit once as the owner" in warnings[1]
-    give(admin, command, "nobody here")
+    give(owner, command, "nobody here")
 
 
 def test_the_table_is_printed_for_migrations(command):

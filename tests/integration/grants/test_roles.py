@@ -23,6 +23,11 @@ OUTBOX = OutboxTable.parse("outbox")
 
 
 @pytest.fixture
+def admin(owner):
+    return owner
+
+
+@pytest.fixture
 def outbox(admin):
     NativeTable(outbox=OUTBOX).create(admin)
     ParkedRecords(OUTBOX).create(admin)
