@@ -183,6 +183,7 @@ def _reported_ends(instance: dg.DagsterInstance, settings: OutboxSettings) -> di
     for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
         event = instance.get_latest_materialization_event(key)
         materialization = event.asset_materialization if event is not None else None
-        if materialization is not None and _END_OFFSET in materialization.metadata:
-            ends[topic] = int(materialization.metadata[_END_OFFSET].value)  # type: ignore[call-overload]
+        end = materialization.metadata.get(_END_OFFSET) if materialization is not None else None
+        if isinstance(end, dg.IntMetadataValue) and end.value is not None:
+            ends[topic] = end.value
     return ends

@@ -4,7 +4,7 @@
 - the tables of audits in the schema `harvest_audit`; the role may not change a row of them
 """
 
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -61,7 +61,7 @@ def dagster_script(outbox: OutboxTable, role: str) -> str:
     return f"\n-- the harvester in Dagster: the heartbeats of its runs, and the tables of audits\n{statement};\n"
 
 
-def require_dagster(connection: psycopg.Connection[object], outbox: OutboxTable) -> None:
+def require_dagster(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
     """Check that the connection's role can keep a run alive, and store audits.
 
     Raises OutboxTableError if the table of heartbeats is missing, DatabaseAccessDenied if rights are missing. Tables of
