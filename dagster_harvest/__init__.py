@@ -7,7 +7,9 @@ daemon       the run that harvests, and its reports
 heartbeat    the table of heartbeats that prove that a run is alive
 decisions    pure functions: the next step that keeps a single run alive
 supervisor   the sensor that takes the steps of `decisions`
-assets       source data, outbox, topics, audit tables
+assets       outbox, topics, audit tables
+writer       the assets that a Spark job writes
+frame_job    a user's function in Spark's process: its frames become batches of the outbox
 checks       assertions about them, with numbers
 quality      contracts and expectations, imported when they are needed
 alerts       failures with cause and next step, and recoveries

@@ -1,13 +1,11 @@
-"""The assets of an outbox: source data, business table and outbox, topics, audit tables.
+"""The assets of an outbox: outbox, topics, audit tables. `dagster_harvest.writer` has the assets of a Spark job.
 
-    source ──Spark──► business table ──► outbox ──harvester──► topics
+    (business table ──►) outbox ──harvester──► topics
           ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
 
-The business table and the outbox have daily partitions; a backfill of many days is a single run with a single Spark
-session. Topics are external assets: the harvester fills the topics and reports observations of them.
+Topics are external assets: the harvester fills the topics and reports observations of them.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 from dagster import AssetExecutionContext
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from dagster_harvest.audit_results import AuditMissing, details, last_summary, past_summaries, require_compared, sample
 from dagster_harvest.checks import blocking_verdicts
@@ -25,7 +23,7 @@ from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
-from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWriterSettings
+from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
 from harvest_lib.spark.audit_summary import AuditSummary
 
@@ -44,7 +42,7 @@ _WHAT_AUDITS_FIND = {
 
 
 def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
-    """Return the external assets: source, topics, and the outbox if no asset writes it."""
+    """Return the external assets: topics, and the outbox if no asset writes it."""
     group = settings.name
     specs = [
         dg.AssetSpec(
@@ -56,63 +54,13 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
         )
         for key in settings.topic_keys
     ]
-    if settings.source_key is None:
+    if settings.writer is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
         before = settings.upstream_keys
-        return [
-            *specs,
-            dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
-        ]
-    return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
-
-
-def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.AssetsDefinition:
-    """Return the assets of business table and outbox. A Spark job fills both, in one transaction per day."""
-    business, source = settings.business_key, settings.source_key
-    assert business is not None and source is not None  # noqa: S101, PT018 - there is a writer
-
-    @dg.multi_asset(
-        name=f"{settings.name}_written",
-        specs=[
-            dg.AssetSpec(
-                business,
-                deps=[source],
-                kinds={"spark", "postgres"},
-                description="Business rows.",
-            ),
-            dg.AssetSpec(
-                settings.outbox_key,
-                deps=[business],
-                kinds={"spark", "postgres"},
-                description="A record for each business row, committed with it.",
-            ),
-        ],
-        group_name=settings.name,
-        partitions_def=dg.DailyPartitionsDefinition(start_date=writer.first_day, end_date=writer.end_day),
-        backfill_policy=dg.BackfillPolicy.single_run(),
-        required_resource_keys={settings.resource_key, PIPES_KEY},
-    )
-    def written(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
-        days = context.partition_key_range
-        arguments = ["--first-day", days.start, "--last-day", days.end]
-        arguments += ["--table", writer.table, "--topic", settings.topics[0]]
-        arguments += ["--source", writer.file] if writer.file else []
-        reported = run_under_pipes(context, settings, writer.module, arguments, outbox_option="--outbox")
-        reports = _batches(writer.module, reported)
-        summary: Mapping[str, Any] = next((each["summary"] for each in reported if "summary" in each), {})
-        metadata = {
-            "rows": sum(each["rows"] for each in reports),
-            "promoted_rows": sum(each["rows"] for each in reports if each["status"] == "promoted"),
-            "days": len(reports),
-            "days_promoted_before": sum(each["status"] == "already-promoted" for each in reports),
-            "staging_rows_per_second": summary.get("staging_rows_per_second", 0),
-            "promotion_rows_per_second": summary.get("promotion_rows_per_second", 0),
-            "seconds": summary.get("seconds", 0.0),
-        }
-        yield dg.MaterializeResult(asset_key=business, metadata=metadata)
-        yield dg.MaterializeResult(asset_key=settings.outbox_key, metadata=metadata)
-
-    return written
+        specs.append(
+            dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about)
+        )
+    return specs
 
 
 def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
@@ -141,7 +89,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         audit_id = f"{settings.audit.id_prefix or settings.name}-{context.run.run_id}"
         arguments = ["--audit-id", audit_id, "--json"]
         arguments += [word for topic in topics for word in ("--topic", topic)]
-        arguments += ["--table", settings.writer.table] if settings.writer is not None else []
+        arguments += ["--table", settings.writer.table] if settings.writer is not None and settings.writer.table else []
         arguments += ["--allow-empty"] if settings.audit.allow_empty else []
         if (folder := settings.audit.state_folder) is not None:
             arguments += ["--state", str(Path(folder, context.partition_key)) if settings.audit.by_topic else folder]
@@ -233,43 +181,42 @@ def run_under_pipes(
     module: str,
     arguments: Sequence[str],
     *,
-    outbox_option: str | None = None,
+    name: str | None = None,
+    extras: Mapping[str, Any] | None = None,
     well: Sequence[int] = (),
 ) -> Sequence[Mapping[str, Any]]:
     """Run a module under Dagster Pipes with the harvester's connection. Return the module's messages.
 
-    The module's log becomes part of the run's log. `well` are the exit codes besides 0 that are no failure. The
-    password is passed only in the environment of the process, never in its arguments. Raises Failure with the module's
-    last error output.
+    The module's log becomes part of the run's log. `well` are the exit codes besides 0 that are no failure. A failure
+    names `name`, by default the module. The password is passed only in the environment of the process, never in its
+    arguments. Raises Failure with the module's last error output.
     """
     resource = _resource(context, settings)
     config = resource.config()
-    parameters = {name: str(value) for name, value in conninfo_to_dict(config.data_source.conninfo()).items() if value}
-    password = parameters.pop("password", "")
+    conninfo = config.data_source.conninfo()
+    password = conninfo_to_dict(conninfo).get("password")
     environment = {
-        "HARVEST_DSN": config.data_source.conninfo(),
+        "HARVEST_DSN": conninfo,
         "HARVEST_OUTBOX_TABLE": config.outbox_table,
         "HARVEST_BOOTSTRAP_SERVERS": str(config.base_kafka_config.get("bootstrap.servers", "")),
         "PYTHONPATH": _search_path(),
         SUCCESS_CODES_VARIABLE: ",".join(map(str, well)),
         **({CONFIG_VARIABLE: resource.config_file} if resource.config_file else {}),
-        **({"PGPASSWORD": password} if password else {}),
+        **({"PGPASSWORD": str(password)} if password else {}),
     }
     command = [sys.executable, "-m", "dagster_harvest.pipes_main", module, *arguments]
-    if outbox_option is not None:
-        command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
     client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
     failed: str | None = None
     with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"
         environment[STDERR_VARIABLE] = str(said)
         try:
-            done = client.run(context=context, command=command, env=environment)
+            done = client.run(context=context, command=command, env=environment, extras=dict(extras or {}))
         except Exception as error:
             if type(error).__name__ != _PROCESS_FAILED:
                 raise
             words = said.read_text()[-_LONGEST_SAID:].strip() if said.exists() else ""
-            failed = f"{module} failed: {words or error}"
+            failed = f"{name or module} failed: {words or error}"
     if failed is not None:
         raise dg.Failure(
             description=failed,
@@ -280,34 +227,6 @@ def run_under_pipes(
             allow_retries=False,
         )
     return list(done.get_custom_messages())
-
-
-def _batches(module: str, reported: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return a writer module's reports of its batches. Raises Failure if there is no report or an incomplete report,
-    since the number of loaded rows is then unknown."""
-    reports = [each for each in reported if "batch" in each]
-    broken = next((each for each in reports if not _is_batch(each)), None)
-    if reports and broken is None:
-        return reports
-    what = "printed no line of a batch" if broken is None else "printed a line of a batch without what became of it"
-    raise dg.Failure(
-        description=f"{module} ended well and {what}: whether it loaded anything is not known",
-        metadata={
-            "module": module,
-            "evidence": f"{len(reported)} lines were JSON objects, {len(reports)} of them had a `batch`"
-            if broken is None
-            else json.dumps(broken)[:_LONGEST_SAID],
-            "next_step": "let it print a JSON object in a line for each batch, an empty one too: "
-            '{"batch": "day-1", "status": "promoted", "rows": 3}; or name another `module` below `writer`',
-        },
-        allow_retries=False,
-    )
-
-
-def _is_batch(report: Mapping[str, Any]) -> bool:
-    rows = report.get("rows")
-    counts = isinstance(rows, int) and not isinstance(rows, bool)
-    return report["batch"] is not None and isinstance(report.get("status"), str) and counts
 
 
 def _numbers(summary: AuditSummary) -> dict[str, Any]:

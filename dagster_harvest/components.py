@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
-from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
+from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
@@ -18,6 +18,7 @@ from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
+from dagster_harvest.writer import written_assets
 
 _PIPES = dg.PipesSubprocessClient()
 """One client for all outboxes, because definitions can be merged only if they share the same object."""
@@ -81,13 +82,13 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         description="Audits, and judges what it found.",
     )
     jobs: list[Any] = [audit_job] if daemon is None else [daemon, audit_job]
-    if settings.business_key is not None:
+    if settings.writer is not None:
         jobs.append(
             dg.define_asset_job(
                 settings.load_job_name,
-                selection=dg.AssetSelection.assets(settings.business_key, settings.outbox_key),
+                selection=dg.AssetSelection.assets(*filter(None, (settings.business_key, settings.outbox_key))),
                 executor_def=dg.in_process_executor,
-                description="Writes a day: business rows and their records, in a single transaction.",
+                description="Writes a partition: business rows and their records, in a single transaction.",
             )
         )
     found = dg.Definitions(

