@@ -206,12 +206,13 @@ def run_under_pipes(
     }
     command = [sys.executable, "-m", "dagster_harvest.pipes_main", module, *arguments]
     client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
+    more: dict[str, Any] = {} if extras is None else {"extras": dict(extras)}  # a client of the user's may lack it
     failed: str | None = None
     with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"
         environment[STDERR_VARIABLE] = str(said)
         try:
-            done = client.run(context=context, command=command, env=environment, extras=dict(extras or {}))
+            done = client.run(context=context, command=command, env=environment, **more)
         except Exception as error:
             if type(error).__name__ != _PROCESS_FAILED:
                 raise

@@ -81,6 +81,13 @@ def test_the_example_loads_whole():
     assert [schedule.name for schedule in repository.schedule_defs] == ["flights_nightly_audit"]
 
 
+def test_the_example_refuses_the_outbox_of_a_user(monkeypatch):
+    monkeypatch.setenv("HARVEST_CONFIG", "/etc/harvest/harvest.yaml")
+    with pytest.raises(ConfigError, match=r"write flights into the outbox of /etc/harvest/harvest\.yaml") as refused:
+        defs()
+    assert "dg dev" in refused.value.next_step
+
+
 def test_what_is_wrong_downstream_is_blocked():
     graph = defs().resolve_asset_graph()
     blocking = {key.name for key in graph.asset_check_keys if graph.get(key).blocking}
