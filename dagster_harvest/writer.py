@@ -27,7 +27,7 @@ _SECONDS = ("staging_seconds", "promote_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class _Window:
     """A partition: its key, and its times in ISO format. Without partitions the key is the id of the run, or of the run
     that it repeats, so that a repetition writes nothing twice."""
 
@@ -97,15 +97,18 @@ def _partitions(writer: SparkWriterSettings) -> dg.TimeWindowPartitionsDefinitio
     return kind(start_date=writer.start_time.strftime(form), end_date=end, timezone=writer.timezone)
 
 
-def _windows(context: AssetExecutionContext, partitions: dg.TimeWindowPartitionsDefinition | None) -> Sequence[Window]:
+def _windows(context: AssetExecutionContext, partitions: dg.TimeWindowPartitionsDefinition | None) -> Sequence[_Window]:
     if partitions is None:
-        return [Window(key=context.run.root_run_id or context.run.run_id)]
+        return [_Window(key=context.run.root_run_id or context.run.run_id)]
     times = {key: partitions.time_window_for_partition_key(key) for key in context.partition_keys}
-    return [Window(key=key, start=each.start.isoformat(), end=each.end.isoformat()) for key, each in times.items()]
+    return [_Window(key=key, start=each.start.isoformat(), end=each.end.isoformat()) for key, each in times.items()]
 
 
 def _reported(
-    context: AssetExecutionContext, settings: OutboxSettings, writer: SparkWriterSettings, windows: Sequence[Window]
+    context: AssetExecutionContext,
+    settings: OutboxSettings,
+    writer: SparkWriterSettings,
+    windows: Sequence[_Window],
 ) -> Iterator[Mapping[str, Any]]:
     """Run the job, and yield its messages."""
     if writer.module is None:
@@ -121,7 +124,10 @@ def _reported(
 
 
 def _filled(
-    context: AssetExecutionContext, settings: OutboxSettings, writer: SparkWriterSettings, windows: Sequence[Window]
+    context: AssetExecutionContext,
+    settings: OutboxSettings,
+    writer: SparkWriterSettings,
+    windows: Sequence[_Window],
 ) -> Sequence[str]:
     """Return the arguments of the module, with placeholders replaced."""
     first, last = windows[0], windows[-1]
@@ -137,7 +143,7 @@ def _filled(
     return [PLACE.sub(lambda place: values[place[1]], each) for each in writer.arguments]
 
 
-def _frames(settings: OutboxSettings, writer: SparkWriterSettings, windows: Sequence[Window]) -> Mapping[str, Any]:
+def _frames(settings: OutboxSettings, writer: SparkWriterSettings, windows: Sequence[_Window]) -> Mapping[str, Any]:
     """Return the declaration that `dagster_harvest.frame_job` reads."""
     records = writer.records
     assert records is not None  # noqa: S101 - the settings require it
