@@ -15,11 +15,13 @@ import dagster as dg
 from dagster import AssetExecutionContext
 
 from dagster_harvest.assets import PIPES_KEY, run_under_pipes
+from dagster_harvest.daemon import as_failure
 from dagster_harvest.import_path import require_module
 from dagster_harvest.pipes_main import FRAMES_EXTRA
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.writer_settings import PLACE, SparkWriterSettings
+from harvest_lib.errors import HarvestError
 
 _FRAME_JOB = "dagster_harvest.frame_job"
 _LONGEST_EVIDENCE = 2000
@@ -56,7 +58,14 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
     )
     def written(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         began = time.monotonic()
-        reported = list(_reported(context, settings, writer, _windows(context, partitions)))
+        reported: Sequence[Mapping[str, Any]] = ()
+        failure: dg.Failure | None = None
+        try:
+            reported = list(_reported(context, settings, writer, _windows(context, partitions)))
+        except HarvestError as error:
+            failure = as_failure(error)
+        if failure is not None:
+            raise failure
         batches = _batches(str(writer.function or writer.module), reported)
         whole: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
         if len(summaries := [each["summary"] for each in reported if "summary" in each]) == 1:

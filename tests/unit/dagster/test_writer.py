@@ -29,7 +29,7 @@ def load(tmp_path, monkeypatch):
     config.write_text("harvest: {dataSource: host=127.0.0.1 dbname=none user=nobody, leaderGroupID: g}")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(code, first=FIRST, last=FIRST, **attributes):
+    def run(code, first=FIRST, last=FIRST, config=config, **attributes):
         (tmp_path / "a_writer.py").write_text("import json, sys\n" + code)
         wanted = {"module": "a_writer", "table": "orders", "start": FIRST, **attributes}
         settings = OutboxSettings(
@@ -95,6 +95,13 @@ def test_what_a_module_raises_is_what_the_run_says(load):
     failure = result.failure_data_for_node("shop_written").user_failure_data
     assert failure.description.startswith("a_writer failed: ")
     assert failure.description.endswith("LookupError: no price of today")
+
+
+def test_a_configuration_file_that_is_not_there_is_what_the_run_says(load):
+    result = load(printing(json.dumps(BATCH)), config="/nowhere/reaper.yaml")
+    failure = result.failure_data_for_node("shop_written").user_failure_data
+    assert failure.description.startswith("there is no configuration file /nowhere/reaper.yaml")
+    assert failure.metadata["next_step"].value
 
 
 ECHO = "print(json.dumps({'batch': ' '.join(sys.argv[1:]), 'status': 'promoted', 'rows': len(sys.argv)}))\n"
