@@ -212,14 +212,14 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     upstream: Sequence[str] = ()
     """Keys of the assets upstream of the outbox: those that applications write in the same transactions, such as
     `postgres/orders`, or those that the writer reads. Default none."""
-    daemon: DaemonSettings = Field(default_factory=DaemonSettings)
-    thresholds: Thresholds = Field(default_factory=Thresholds)
-    audit: AuditSettings = Field(default_factory=AuditSettings)
+    daemon: DaemonSettings = DaemonSettings()
+    thresholds: Thresholds = Thresholds()
+    audit: AuditSettings = AuditSettings()
     archive: ArchiveSettings | None = None
     """Default none: segments are dropped without being archived, after every subscription has delivered them."""
     replays: Sequence[ReplaySettings] = ()
     """New subscriptions whose topics are filled with earlier records. Default none."""
-    asset_keys: AssetKeys = Field(default_factory=AssetKeys)
+    asset_keys: AssetKeys = AssetKeys()
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:

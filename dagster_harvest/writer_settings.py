@@ -26,9 +26,9 @@ class RecordColumns(dg.Model, dg.Resolvable):
     """The column of the key. Texts of several columns are joined by a colon."""
     value: str | Sequence[str] | None = None
     """The column of the value, or several columns, which become a JSON object. Default: all columns."""
-    headers: Mapping[str, str] = Field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """Maps the name of a header to a column. Default none."""
-    fixed_headers: Mapping[str, str] = Field(default_factory=dict)
+    fixed_headers: Mapping[str, str] = {}
     """Maps the name of a header to its text. Default none."""
     batch_header: str | None = None
     """The name of a header that holds the id of the batch. Default none."""
