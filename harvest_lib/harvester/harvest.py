@@ -29,6 +29,7 @@ from harvest_lib.harvester.assembly.factory import certificates_of, refuse_bad_s
 from harvest_lib.harvester.assembly.parts import Parts, choose_parts
 from harvest_lib.harvester.housekeeping.added_partitions import Added
 from harvest_lib.harvester.housekeeping.progress import ProgressLog
+from harvest_lib.harvester.observers.topic_counts import TopicCounts
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -276,6 +277,11 @@ class Harvest:
     def delivered_records(self) -> int:
         """Return the number of records that this instance has delivered."""
         return self._terms.delivered_records
+
+    def count_topics(self) -> TopicCounts:
+        """Count delivered records by topic, and return the counts. Terms that have begun before are not counted."""
+        self._terms.topic_counts = self._terms.topic_counts or TopicCounts()
+        return self._terms.topic_counts
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
         """Call `handler` with each event, on a thread of the harvester. The handler should return quickly."""
