@@ -4,6 +4,11 @@ components   the component "an outbox": a few lines of YAML, or one call, define
 settings     the fields of that YAML, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
+topic_reports  the events of topics: materializations with delivered records, and observations
+topic_ledger   pure accounts of the records that are not materialized yet
+topic_ends     the offsets at which topics end
+topics_outside the events of topics whose harvester runs outside Dagster
+deliveries   sensors and a condition that start runs for delivered records
 heartbeat    the table of heartbeats that prove that a run is alive
 decisions    pure functions: the next step that keeps a single run alive
 supervisor   the sensor that takes the steps of `decisions`

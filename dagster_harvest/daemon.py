@@ -3,7 +3,8 @@
 Steps
 1. claim the run's row of heartbeats (`dagster_harvest.heartbeat`); the claim fails if another living run has the row
 2. start the harvester, which leads or is a standby
-3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
+3. report numbers every few seconds: a log line, and an observation of each topic with a changed number; materialize
+   topics that got records (`dagster_harvest.topic_reports`)
 4. end when Dagster terminates the run by SIGTERM, when the harvester fails, when another run has claimed the row, or
    when the supervisor requests another version: the harvester stops and hands leadership over, and the row records an
    orderly stop
@@ -25,12 +26,13 @@ from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topic_reports import TopicReports
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
+from harvest_lib.harvester.watermark import Watermark
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.subscriptions.backlog import Backlog
 from harvest_lib.telemetry.otel_metrics import is_reported, reported
@@ -50,9 +52,6 @@ VERSION_TAG = "harvest/version"
 LEAVING_TAG = "harvest/hand_over_to"
 """The tag by which the supervisor requests a run to end, so that a run of another version can start."""
 
-_MATERIALIZE_SECONDS = 3600.0
-"""The shortest interval between two materializations of a topic. A run materializes its topics when it begins to lead,
-and later when it has delivered records."""
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
@@ -118,7 +117,7 @@ class _Daemon:
         self._version = version_of(self._config, settings.daemon)
         self._last = (time.monotonic(), 0)
         self._reported: Numbers | None = None
-        self._materialized_at: float | None = None
+        self._watermark = Watermark()
         self._worked_seconds = 0.0
         self._has_told_of_work = False
 
@@ -144,6 +143,9 @@ class _Daemon:
     def _harvest(self, heartbeat_thread: HeartbeatThread, slot: int) -> None:
         tune_interpreter()  # Dagster's launchers give each run a process of its own
         harvest = Harvest(self._config)
+        self._topics = TopicReports(
+            self._context, self._settings, self._config, harvest.count_topics(), _without_dagsters_storage
+        )
         with self._served(harvest, slot):
             self._serve(harvest, heartbeat_thread)
 
@@ -184,6 +186,7 @@ class _Daemon:
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
+                self._topics.materialize()
                 if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
                         "another run replaced this run",
@@ -206,6 +209,7 @@ class _Daemon:
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
         self._pass_on()
+        self._topics.finish()
         self._say(f"stopped after {harvest.delivered_records:,} records, in {time.monotonic() - began:.2f} s")
 
     def _report(self, harvest: Harvest) -> None:
@@ -224,19 +228,11 @@ class _Daemon:
             waiting=self._waiting(),
         )
         self._tell_of_work(numbers, delivered - before, now - then)
+        self._topics.observe(numbers)
         if numbers.says_nothing_after(self._reported):
             return
         self._reported = numbers
         self._say(numbers.line())
-        is_new = leader_id is not None and (delivered > before or self._materialized_at is None)
-        is_due = self._materialized_at is None or now - self._materialized_at >= _MATERIALIZE_SECONDS
-        for key in self._settings.topic_keys:
-            with _without_dagsters_storage():
-                self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
-                if is_new and is_due:  # without it the lineage shows the topic as never filled
-                    self._context.log_event(dg.AssetMaterialization(asset_key=key, metadata=numbers.metadata()))
-        if is_new and is_due:
-            self._materialized_at = now
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
         """Tag the run after it has worked for long enough. If Dagster's storage is unavailable, the next report tries
@@ -271,12 +267,13 @@ class _Daemon:
         return run.tags.get(LEAVING_TAG) if run is not None else None
 
     def _waiting(self) -> Backlog | None:
+        self._topics.progress = None
         try:
             with self._resource.connect() as connection:
-                return StatusReader(connection, self._config).waiting()
+                self._topics.progress = self._watermark.read(connection, self._config)
         except (DatabaseError, OutboxTableError) as error:  # the harvester itself retries, or ends with the error
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
-            return None
+        return self._topics.progress.waiting if self._topics.progress is not None else None
 
     def _hear(self, event: Event) -> None:
         match event:

@@ -28,10 +28,10 @@ from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Kee
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topics_outside import OutsideTopics
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
@@ -209,15 +209,21 @@ class _Tick:
 
     def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
         """Return the events of the backlog's checks, and a summary. For an external harvester the events include
-        observations of the topics."""
-        waiting: Backlog | None = None
+        those of the topics."""
+        events: list[Any] = []
         leads: str | None = None
+        state["topics"] = self._seen.get("topics", {})
         try:
+            config = self._resource.config()
             with self._resource.connect() as connection:
-                config = self._resource.config()
-                status = StatusReader(connection, config)
-                waiting = status.waiting()
-                leads = status.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
+                if self._settings.daemon.mode == "external":
+                    topics = OutsideTopics(self._settings, state["topics"], time.time())
+                    progress = topics.read(connection, config)
+                    waiting, leads = progress.waiting, StatusReader(connection, config).leaders().by_shard[0]
+                    events += topics.events(config, progress, leads)
+                    state["topics"] = topics.state
+                else:
+                    waiting = StatusReader(connection, config).waiting()
         except HarvestError as error:
             self._context.log.warning(str(error))
             verdicts = (unreadable(error), unreadable(error))
@@ -228,8 +234,8 @@ class _Tick:
             if self._settings.daemon.mode == "external":
                 words += f", led by {leads or 'no process that Kafka knows'}"
         if not self._is_due(verdicts, leads, state):
-            return [], words
-        events: list[Any] = [
+            return events, words
+        events += [
             dg.AssetCheckEvaluation(
                 asset_key=self._settings.outbox_key,
                 check_name=name,
@@ -240,11 +246,6 @@ class _Tick:
             )
             for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True)
         ]
-        if self._settings.daemon.mode == "external" and waiting is not None:
-            events += [
-                dg.AssetObservation(asset_key=key, metadata=_seen_outside(waiting, leads))
-                for key in self._settings.topic_keys
-            ]
         return events, words
 
     def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
@@ -264,15 +265,6 @@ class _Tick:
         is_due = is_news or now - before.get("at", 0.0) >= longest
         state["reported"] = reported if is_due else before
         return is_due
-
-
-def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:
-    return {
-        "backlog_records": waiting.records,
-        "backlog_age_seconds": round(waiting.age_seconds, 3),
-        "leader": leads or "nobody",
-        **({"epoch": waiting.epoch} if waiting.epoch is not None else {}),
-    }
 
 
 def _seen(record: dg.RunRecord) -> DaemonRun:
