@@ -157,6 +157,10 @@ class StatusReader:
         passed = sum(each.checkpoint.delivered for each in self.ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
 
+    def delivered(self) -> int:
+        """Return `done` of the configured subscription. Only the difference between two results is meaningful."""
+        return self.done(self._configured())
+
     def sizes(self) -> Sizes:
         """Return the sizes on disk of the outbox and of its database."""
         return read_sizes(self._connection, self._table.placed(self._connection))
