@@ -19,6 +19,7 @@ import dagster as dg
 from dagster import AssetExecutionContext
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dagster_harvest.asset_pages import static_metadata
 from dagster_harvest.audit_results import AuditMissing, details, last_summary, past_summaries, require_compared, sample
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
@@ -52,6 +53,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
             deps=[settings.outbox_key],
             group_name=group,
             kinds={"kafka"},
+            metadata=static_metadata(settings, "kafka"),
             description=f"Topic of the outbox {settings.name}; {settings.daemon_job_name} fills and observes it.",
         )
         for key in settings.topic_keys
@@ -61,7 +63,14 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
         before = settings.upstream_keys
         return [
             *specs,
-            dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
+            dg.AssetSpec(
+                settings.outbox_key,
+                deps=before,
+                group_name=group,
+                kinds={"postgres"},
+                metadata=static_metadata(settings, "postgres"),
+                description=about,
+            ),
         ]
     return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
 
@@ -84,6 +93,7 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
                 settings.outbox_key,
                 deps=[business],
                 kinds={"spark", "postgres"},
+                metadata=static_metadata(settings, "postgres"),
                 description="A record for each business row, committed with it.",
             ),
         ],

@@ -1,6 +1,7 @@
 """Checks of an outbox, its topics and its audits, with numbers.
 
-backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
+backlog_age, backlog_size,    of the outbox; evaluated by each tick of the supervisor, or on request (`state_checks`)
+parked, leader
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
 lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block downstream assets, whose data
 ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make
@@ -20,11 +21,8 @@ from dagster_harvest.audit_results import last_summary, require_compared
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.spark.audit_summary import AuditSummary
 from harvest_lib.subscriptions.backlog import Backlog
-
-BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 
 Verdict = dg.AssetCheckResult
 
@@ -143,32 +141,6 @@ def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
 
 
 # -- the checks as Dagster runs them
-
-
-def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    """Return the checks of the backlog."""
-
-    @dg.multi_asset_check(
-        name=f"{settings.name}_backlog",
-        specs=[
-            dg.AssetCheckSpec(
-                "backlog_age", asset=settings.outbox_key, description="How long the oldest record has waited."
-            ),
-            dg.AssetCheckSpec("backlog_size", asset=settings.outbox_key, description="How many records wait."),
-        ],
-        required_resource_keys={settings.resource_key},
-    )
-    def backlog(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
-        resource = _resource(context, settings)
-        try:
-            with resource.connect() as connection:
-                verdicts = judged_backlog(StatusReader(connection, resource.config()).waiting(), settings.thresholds)
-        except HarvestError as error:
-            verdicts = (unreadable(error), unreadable(error))
-        for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True):
-            yield named(verdict, name, settings.outbox_key)
-
-    return backlog
 
 
 def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:

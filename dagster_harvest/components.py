@@ -11,12 +11,13 @@ from pydantic import BaseModel, Field
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
-from dagster_harvest.checks import audit_checks, backlog_checks
+from dagster_harvest.checks import audit_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import RESULTS, OutboxSettings
+from dagster_harvest.state_checks import state_checks
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
@@ -92,7 +93,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         )
     found = dg.Definitions(
         assets=assets,
-        asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
+        asset_checks=[state_checks(settings), audit_checks(settings), *quality_checks(settings)],
         jobs=jobs,
         schedules=[_nightly(settings, audit_job)],
         sensors=[supervisor_sensor(settings, daemon), alert_sensor(settings, tell)],

@@ -13,15 +13,16 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
 
 import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
+from dagster_harvest.forwarded_logs import forwarded_logs
 from dagster_harvest.heartbeat import HeartbeatPlace
 from dagster_harvest.heartbeat_thread import HeartbeatThread
+from dagster_harvest.leading import Leading
 from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
@@ -116,6 +117,7 @@ class _Daemon:
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
         self._version = version_of(self._config, settings.daemon)
+        self._leading = Leading(self._config.name)
         self._last = (time.monotonic(), 0)
         self._reported: Numbers | None = None
         self._materialized_at: float | None = None
@@ -136,7 +138,7 @@ class _Daemon:
             self._generation = heartbeat_thread.start(
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
-            with _forwarded_logs(self._told):
+            with forwarded_logs(self._told):
                 self._harvest(heartbeat_thread, place.slot)
         finally:
             heartbeat_thread.close()
@@ -194,6 +196,8 @@ class _Daemon:
                     if (successor := self._leaves_for()) is not None:
                         self._say(f"hands over: code or configuration are {successor} now, this is {self._version}")
                         break
+                    with _without_dagsters_storage():
+                        self._leading.tell(self._context.instance, self._context.run.run_id)
                     self._report(harvest)
                     due = time.monotonic() + self._settings.daemon.report_every_seconds
         finally:  # an interrupt is a BaseException
@@ -279,6 +283,7 @@ class _Daemon:
             return None
 
     def _hear(self, event: Event) -> None:
+        self._leading.hear(event)
         match event:
             case LeaderAcquired():
                 self._told.put((logging.INFO, f"leads shard {event.shard} as {event.leader_id}"))
@@ -310,28 +315,3 @@ def _without_dagsters_storage() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - any storage has its own errors; an interrupt is a BaseException
         _log.warning("event_log_failed", extra={"reason": type(error).__name__})
-
-
-class _QueueHandler(logging.Handler):
-    def __init__(self, logs: "queue.SimpleQueue[tuple[int, str]]") -> None:
-        super().__init__(logging.WARNING)
-        self._logs = logs
-
-    def emit(self, record: logging.LogRecord) -> None:
-        fields: Mapping[str, Any] = record.__dict__
-        reason = fields.get("reason")
-        self._logs.put((record.levelno, f"{record.getMessage()}: {reason}" if reason else record.getMessage()))
-
-
-@contextmanager
-def _forwarded_logs(logs: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
-    """Put warnings of the library and of the heartbeat thread into the queue."""
-    handler = _QueueHandler(logs)
-    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

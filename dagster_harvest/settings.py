@@ -242,6 +242,16 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     replays: Sequence[ReplaySettings] = ()
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
+    links: Mapping[str, str] = Field(default_factory=dict)
+    """Links on the pages of outbox and topics, such as `Grafana: https://grafana.example.com/d/1`. Default none."""
+
+    @field_validator("links")
+    @classmethod
+    def _http_links(cls, links: Mapping[str, str]) -> Mapping[str, str]:
+        if wrong := [name for name, url in links.items() if not url.startswith(("http://", "https://"))]:
+            message = f"links.{wrong[0]} is no http or https URL"
+            raise ValueError(message)
+        return links
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:

@@ -1,7 +1,8 @@
 """The sensor that keeps one run of a daemon alive per code location and slot, or watches an external harvester.
 
 A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides the tick's
-step. A tick queries brokers only if the harvester runs outside Dagster, limits each statement to some seconds, and
+step, `dagster_harvest.outbox_report` reports the outbox. A tick queries brokers only if the harvester runs outside
+Dagster, or if no run has reported a leader for a minute. It limits each statement to some seconds, never sleeps and
 never harvests. The cursor holds the last tick's observations as JSON; the tick's message has the same observations in
 words.
 """
@@ -14,7 +15,6 @@ from typing import Any, assert_never
 
 import dagster as dg
 
-from dagster_harvest.checks import BACKLOG_CHECKS, Verdict, judged_backlog, unreadable
 from dagster_harvest.daemon import (
     DAEMON_TAG,
     GENERATION_TAG,
@@ -26,18 +26,13 @@ from dagster_harvest.daemon import (
 )
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
+from dagster_harvest.outbox_report import OutboxReport
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
-_REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""Seconds between two reports of unchanged verdicts, per mode. In the mode `run` the run itself reports numbers too."""
-_REPORT_FAILURE_AGAIN_SECONDS = 60.0
-"""The longest time in seconds between two reports while a check fails."""
 
 _PHASES: dict[dg.DagsterRunStatus, Phase] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -63,10 +58,10 @@ def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) ->
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
         description=(
-            f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the backlog's "
+            f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the outbox's "
             "checks. Turn it off before you terminate a run that shall stay stopped."
             if settings.daemon.mode == "run"
-            else "Watches a harvester that runs elsewhere and evaluates the backlog's checks."
+            else "Watches a harvester that runs elsewhere and evaluates the outbox's checks."
         ),
     )
     def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -86,6 +81,7 @@ class _Tick:
         self._version: str | None = None
         self._leaving: list[HandOver] = []
         self._all_are_there = True
+        self._alive: set[str] = set()
 
     def result(self) -> dg.SensorResult:
         requests: list[dg.RunRequest] = []
@@ -99,7 +95,9 @@ class _Tick:
                 said.append(words)
                 state[f"slot {slot}"] = seen
             self._hand_over()
-        events, words = self._backlog_events(state)
+        report = OutboxReport(self._context.instance, self._settings, self._resource, self._seen.get("outbox", {}))
+        events, words = report.make(self._alive)
+        state["outbox"] = report.kept
         said.append(words)
         message = "; ".join(said)
         self._context.log.info(message)
@@ -116,11 +114,10 @@ class _Tick:
         place = HeartbeatPlace(name=self._settings.name, location=self._location, slot=slot)
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
-        if isinstance(decision, GiveUp):
-            # After an outage of Postgres all heartbeats are old at first: living runs get time for a new heartbeat.
-            time.sleep(2 * self._settings.daemon.heartbeat_every_seconds)
-            heartbeat = self._heartbeat(place)
-            decision = self._decide(slot, heartbeat)
+        if isinstance(decision, GiveUp) and (suspect := self._suspected(slot, decision)) is not None:
+            self._all_are_there = False
+            words = f"run {decision.run_id} is considered dead if the next tick finds the same: {decision.reason}"
+            return None, words, {"decision": "suspect", "reason": decision.reason, "suspect": suspect}
         given_up: list[str] = []
         while isinstance(decision, GiveUp) and decision.run_id not in given_up:
             given_up.append(decision.run_id)
@@ -134,7 +131,10 @@ class _Tick:
                 "run": heartbeat.run_id,
                 "beat_age_seconds": round(heartbeat.age_seconds, 1),
             }
-        self._all_are_there &= isinstance(decision, HandOver) or (isinstance(decision, Keep) and decision.is_alive)
+        if isinstance(decision, HandOver) or (isinstance(decision, Keep) and decision.is_alive):
+            self._alive.add(decision.run_id)
+        else:
+            self._all_are_there = False
         match decision:
             case HandOver():
                 self._leaving.append(decision)
@@ -149,6 +149,16 @@ class _Tick:
                 return self._request(slot, decision), f"{before}starts generation {decision.generation}", seen
             case other:
                 assert_never(other)
+
+    def _suspected(self, slot: int, decision: GiveUp) -> dict[str, Any] | None:
+        """Return what the cursor keeps about a run that looks dead for the first time, or has had too little time; None
+        if it may be given up. After an outage of Postgres all heartbeats are old at first: living runs get time for a
+        new heartbeat."""
+        suspect: dict[str, Any] | None = self._seen.get(f"slot {slot}", {}).get("suspect")
+        if suspect is None or suspect["run"] != decision.run_id:
+            return {"run": decision.run_id, "at": time.time()}
+        has_had_time = time.time() - suspect["at"] >= 2 * self._settings.daemon.heartbeat_every_seconds
+        return None if has_had_time else suspect
 
     def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
         return decide(
@@ -204,75 +214,6 @@ class _Tick:
             and int(record.dagster_run.tags.get(SLOT_TAG, "0")) == slot
             and record.dagster_run.status in _PHASES
         ]
-
-    # -- the outbox
-
-    def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
-        """Return the events of the backlog's checks, and a summary. For an external harvester the events include
-        observations of the topics."""
-        waiting: Backlog | None = None
-        leads: str | None = None
-        try:
-            with self._resource.connect() as connection:
-                config = self._resource.config()
-                status = StatusReader(connection, config)
-                waiting = status.waiting()
-                leads = status.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
-        except HarvestError as error:
-            self._context.log.warning(str(error))
-            verdicts = (unreadable(error), unreadable(error))
-            words = f"the outbox cannot be read: {error.cause}"
-        else:
-            verdicts = judged_backlog(waiting, self._settings.thresholds)
-            words = f"backlog {waiting}, the oldest {waiting.age_seconds:.1f} s"
-            if self._settings.daemon.mode == "external":
-                words += f", led by {leads or 'no process that Kafka knows'}"
-        if not self._is_due(verdicts, leads, state):
-            return [], words
-        events: list[Any] = [
-            dg.AssetCheckEvaluation(
-                asset_key=self._settings.outbox_key,
-                check_name=name,
-                passed=verdict.passed,
-                severity=verdict.severity,
-                metadata=verdict.metadata,
-                description=verdict.description,
-            )
-            for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True)
-        ]
-        if self._settings.daemon.mode == "external" and waiting is not None:
-            events += [
-                dg.AssetObservation(asset_key=key, metadata=_seen_outside(waiting, leads))
-                for key in self._settings.topic_keys
-            ]
-        return events, words
-
-    def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a report is due: a verdict or the leader has changed, or the last report is too old. Save the
-        latest report in `state`."""
-        before = self._seen.get("reported", {})
-        now = time.time()
-        reported = {
-            "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
-            "at": now,
-            "leader": leads,
-        }
-        longest = _REPORT_AGAIN_SECONDS[self._settings.daemon.mode]
-        if not all(each.passed for each in verdicts):
-            longest = min(longest, _REPORT_FAILURE_AGAIN_SECONDS)
-        is_news = any(reported[each] != before.get(each) for each in ("verdicts", "leader"))
-        is_due = is_news or now - before.get("at", 0.0) >= longest
-        state["reported"] = reported if is_due else before
-        return is_due
-
-
-def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:
-    return {
-        "backlog_records": waiting.records,
-        "backlog_age_seconds": round(waiting.age_seconds, 3),
-        "leader": leads or "nobody",
-        **({"epoch": waiting.epoch} if waiting.epoch is not None else {}),
-    }
 
 
 def _seen(record: dg.RunRecord) -> DaemonRun:

@@ -65,6 +65,8 @@ def tick(settings, instance, reaper):
         )
         result = supervisor_sensor(settings, job).evaluate_tick(context)
         cursor = result.cursor
+        for event in result.asset_events:  # as Dagster's daemon does
+            instance.report_runless_asset_event(event)
         return result
 
     return look
@@ -98,7 +100,7 @@ def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
     instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
     heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '61 s'")
-    (request,) = tick().run_requests
+    (request,) = eventually(lambda: tick().run_requests)
     assert request.run_key == "shop:0:8"
 
 
@@ -157,24 +159,36 @@ def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, 
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
-    (request,) = tick().run_requests
+    assert "is considered dead if the next tick finds the same" in tick().skip_message
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+    (request,) = eventually(lambda: tick().run_requests)
     assert request.run_key == "shop:0:2"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
     said = [entry.dagster_event.message for entry in instance.all_logs(run.run_id) if entry.dagster_event]
     assert any("gave this run up" in (each or "") for each in said)
 
 
-def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(
+@pytest.mark.gate
+def test_who_beats_again_before_the_supervisor_looks_again_is_not_failed(
     tick, believed, heartbeats, outbox, instance, monkeypatch
 ):
-    """As after an outage of Postgres, when every heartbeat is old."""
+    """As after an outage of Postgres, when every heartbeat is old. No tick sleeps."""
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
-    between = SimpleNamespace(time=time.time, sleep=lambda _seconds: heartbeats.renew(PLACE, run.run_id))
-    monkeypatch.setattr("dagster_harvest.supervisor.time", between)
-    assert not tick().run_requests
+    ahead = [0.0]
+    monkeypatch.setattr("dagster_harvest.supervisor.time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    assert "is considered dead" in tick().skip_message
+    heartbeats.renew(PLACE, run.run_id)
+    ahead[0] = 10.0
+    assert "alive" in tick().skip_message
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
+    assert "is considered dead" in tick().skip_message, "it is looked at twice again"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+    ahead[0] = 20.0
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:2"
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
 
 
 def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance):
@@ -211,24 +225,33 @@ def test_several_runs_are_kept_where_several_are_asked_for(tick, settings):
 
 
 def verdicts(result):
-    return {event.check_name: (event.passed, event.severity.value) for event in result.asset_events}
+    evaluations = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    return {event.check_name: (event.passed, event.severity.value) for event in evaluations}
+
+
+GOOD = {
+    "backlog_age": (True, "WARN"),
+    "backlog_size": (True, "WARN"),
+    "parked": (True, "ERROR"),
+    "leader": (True, "ERROR"),
+}
 
 
 @pytest.mark.gate
 def test_checks_of_a_backlog_that_cannot_be_read_fail_and_say_why(tick, elsewhere):
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    assert verdicts(tick()) == GOOD
     result = tick(file=elsewhere)
-    assert verdicts(result) == {"backlog_age": (False, "ERROR"), "backlog_size": (False, "ERROR")}
+    assert verdicts(result) == dict.fromkeys(GOOD, (False, "ERROR"))
     for event in result.asset_events:
         assert "port 1" in event.description, "the cause"
         assert "next step" in event.description
     assert verdicts(tick(file=elsewhere)) == {}, "nothing has changed"
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    assert verdicts(tick()) == GOOD
 
 
 def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tick, outbox):
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
-    assert verdicts(tick()) == {}, "nothing has changed"
+    assert verdicts(tick()) == GOOD
+    assert tick().asset_events == [], "nothing has changed"
     outbox.fill(100)
     assert verdicts(tick())["backlog_size"] == (False, "WARN")
     outbox.fill(900)
@@ -244,7 +267,9 @@ def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, boot
         eventually(lambda: harvest.is_leader, "leads")
         result = tick(external)
     assert not result.run_requests
-    (seen,) = [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
-    assert seen.asset_key == dg.AssetKey(["kafka", f"{outbox.topic}_topic"])
-    assert "elsewhere" in seen.metadata["leader"].value
-    assert seen.metadata["backlog_records"].value == 0
+    seen = {each.asset_key: each for each in result.asset_events if isinstance(each, dg.AssetObservation)}
+    assert seen.keys() == {dg.AssetKey(["kafka", f"{outbox.topic}_topic"]), settings.outbox_key}
+    for each in seen.values():
+        assert "elsewhere" in each.metadata["leader"].value
+        assert each.metadata["backlog_records"].value == 0
+    assert verdicts(result) == GOOD

@@ -67,7 +67,7 @@ def test_the_example_loads_whole():
     }
     assert checks(loaded) == {
         ("postgres/flights", "schema"),
-        *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "schema")),
+        *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "parked", "leader", "schema")),
         *(
             ("audit/flights_audit_summary", name)
             for name in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations")
