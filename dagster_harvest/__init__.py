@@ -12,7 +12,7 @@ outbox_state the present state of an outbox, and the verdicts on it; `outbox_rep
 assets       source data, outbox, topics, audit tables
 checks       assertions about them, with numbers
 quality      contracts and expectations, imported when they are needed
-alerts       failures with cause and next step, and recoveries
+alerts       the sensor that reports failed runs, failed checks and a missing daemon; `alert` is what it reports
 pipes_main   a Spark job under Dagster Pipes: its log and its numbers come back
 example_flights  the demo; a project of yours has its own definitions
 """

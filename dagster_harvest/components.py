@@ -8,7 +8,8 @@ import dagster as dg
 from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
-from dagster_harvest.alerts import Tell, alert_sensor, log_alert
+from dagster_harvest.alert import Tell
+from dagster_harvest.alerts import alert_sensor
 from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks
@@ -63,8 +64,9 @@ class OutboxComponent(OutboxSettings, dg.Component):
         return outbox_definitions(self)
 
 
-def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> dg.Definitions:
-    """Return the definitions of an outbox, for a project without YAML; `tell` is called with each alert."""
+def outbox_definitions(settings: OutboxSettings, *, tell: Tell | None = None) -> dg.Definitions:
+    """Return the definitions of an outbox, for a project without YAML. `tell` is called with each `Alert`, in place of
+    the function `alerts.tell` of the settings."""
     daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
         *outside_specs(settings),

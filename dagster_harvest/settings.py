@@ -9,6 +9,7 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dagster_harvest.alert_settings import AlertSettings
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
 
@@ -242,6 +243,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     replays: Sequence[ReplaySettings] = ()
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
+    alerts: AlertSettings = Field(default_factory=AlertSettings)
     links: Mapping[str, str] = Field(default_factory=dict)
     """Links on the pages of outbox and topics, such as `Grafana: https://grafana.example.com/d/1`. Default none."""
 
