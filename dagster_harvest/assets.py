@@ -26,8 +26,8 @@ from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWriterSettings
+from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
-from harvest_lib.spark.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
 

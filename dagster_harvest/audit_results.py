@@ -10,10 +10,10 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
+from harvest_lib.audit.summary import AuditSummary, require_summary, together
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.database import translated
-from harvest_lib.spark.audit_summary import AuditSummary, require_summary, together
 
 SCHEMA = "harvest_audit"
 

@@ -19,9 +19,9 @@ import dagster as dg
 from dagster_harvest.audit_results import last_summary, require_compared
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
+from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.spark.audit_summary import AuditSummary
 from harvest_lib.subscriptions.backlog import Backlog
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from harvest_lib import OutboxRecord, append
+from harvest_lib.audit.results import prepare
 from harvest_lib.cli import app
 from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 from harvest_lib.outbox.parking import ParkedRecords
-from harvest_lib.spark.audit.results import prepare
 
 pytestmark = pytest.mark.gate
 

@@ -7,7 +7,7 @@ import pytest
 
 from dagster_harvest.checks import judged_backlog, judged_duplicates, judged_lost, judged_ordering, judged_unknown
 from dagster_harvest.settings import Thresholds
-from harvest_lib.spark.audit_summary import AuditSummary
+from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.subscriptions.backlog import Backlog
 
 pytestmark = pytest.mark.quick

@@ -1,7 +1,4 @@
-"""The result of an audit: the numbers of a row of `harvest_audit.summary`.
-
-This module is outside the package `harvest_lib.spark.audit`, which needs Spark: readers of the table do not need Spark.
-"""
+"""The result of an audit: the numbers of a row of `harvest_audit.summary`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
