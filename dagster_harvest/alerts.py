@@ -17,7 +17,7 @@ from typing import Any, Literal
 import dagster as dg
 
 from dagster_harvest.daemon import DAEMON_TAG, location_of
-from dagster_harvest.settings import RESULTS, OutboxSettings
+from dagster_harvest.settings import OutboxSettings
 
 Tell = Callable[[str], None]
 
@@ -64,7 +64,7 @@ class _Tick:
             settings.replay_job_name,
         }
         assets = {settings.outbox_key, settings.business_key, settings.archive_key, settings.replay_key}
-        self._assets = assets | set(map(settings.audit_key, RESULTS))
+        self._assets = assets | set(settings.audit_keys)
         origin = context.code_location_origin
         self._location = origin.location_name if origin is not None else "in-process"
 

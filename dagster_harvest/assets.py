@@ -1,7 +1,6 @@
-"""The assets of an outbox: source data, business table and outbox, topics, audit tables.
+"""The assets of an outbox: source data, business table and outbox, topics.
 
-    source ──Spark──► business table ──► outbox ──harvester──► topics
-          ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
+    source ──Spark──► business table ──► outbox ──harvester──► topics ──► the audit (`dagster_harvest.audit`)
 
 The business table and the outbox have daily partitions; a backfill of many days is a single run with a single Spark
 session. Topics are external assets: the harvester fills the topics and reports observations of them.
@@ -11,7 +10,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +17,15 @@ import dagster as dg
 from dagster import AssetExecutionContext
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagster_harvest.audit_results import AuditMissing, details, last_summary, past_summaries, require_compared, sample
-from dagster_harvest.checks import blocking_verdicts
-from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
-from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
-from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWriterSettings
-from harvest_lib.audit.summary import AuditSummary
-from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
+from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
 
 PIPES_KEY = "spark_pipes"
 
 _PROCESS_FAILED = "DagsterPipesExecutionError"
 """Name of the subprocess client's error for a process that failed. Dagster exports no class for this error."""
 _LONGEST_SAID = 2000
-_WHAT_AUDITS_FIND = {
-    "summary": "One row per audit: every number.",
-    "lost": "Records that were committed and are not in Kafka.",
-    "duplicates": "Records that are in Kafka more than once: adjacent, separated, across epochs.",
-    "reorderings": "Records that stand after one of their key that was written later.",
-    "unknown": "Records in Kafka that no transaction committed, or none with that value.",
-}
 
 
 def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
@@ -113,118 +98,6 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
         yield dg.MaterializeResult(asset_key=settings.outbox_key, metadata=metadata)
 
     return written
-
-
-def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
-    """Return the assets of the audit's result tables. A Spark job fills the tables."""
-
-    @dg.multi_asset(
-        name=f"{settings.name}_audit_tables",
-        specs=[
-            dg.AssetSpec(
-                settings.audit_key(table),
-                deps=[settings.outbox_key, *settings.topic_keys],
-                kinds={"spark", "postgres"},
-                description=_WHAT_AUDITS_FIND[table],
-                # With partitions Dagster would judge only the freshness of the latest partition. So with partitions
-                # `verified`, which judges all of them, has the policy instead.
-                freshness_policy=None if settings.audit.by_topic else _freshness(settings),
-            )
-            for table in TABLES
-        ],
-        group_name=settings.name,
-        partitions_def=_topic_partitions(settings),
-        required_resource_keys={settings.resource_key, PIPES_KEY},
-    )
-    def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
-        topics = [context.partition_key] if settings.audit.by_topic else settings.topics
-        audit_id = f"{settings.audit.id_prefix or settings.name}-{context.run.run_id}"
-        arguments = ["--audit-id", audit_id, "--json"]
-        arguments += [word for topic in topics for word in ("--topic", topic)]
-        arguments += ["--table", settings.writer.table] if settings.writer is not None else []
-        arguments += ["--allow-empty"] if settings.audit.allow_empty else []
-        if (folder := settings.audit.state_folder) is not None:
-            arguments += ["--state", str(Path(folder, context.partition_key)) if settings.audit.by_topic else folder]
-        if (folder := settings.audit.metrics_folder) is not None:
-            file = f"{settings.name}-{context.partition_key}" if settings.audit.by_topic else settings.name
-            arguments += ["--metrics-file", str(Path(folder, f"{file}.prom"))]
-        arguments += settings.audit.arguments
-        failure: dg.Failure | None = None
-        try:
-            run_under_pipes(context, settings, settings.audit.module, arguments, well=[FOUND_EXIT_CODE])
-            resource = _resource(context, settings)
-            with resource.connect() as connection:
-                last = last_summary(connection, settings, resource.table, audit_id=audit_id, topics=topics)
-                summary = require_compared(last, settings)
-                counts = details(connection, summary.audit_id)
-                past = past_summaries(connection, settings, resource.table, topics)
-                samples = {name: sample(connection, summary.audit_id, name) for name, rows in counts.items() if rows}
-        except AuditMissing as error:
-            failure = as_failure(error)
-            left_none = f"{settings.audit.module} ended well and left no summary {audit_id!r}: is it the same database?"
-            failure.description = left_none
-        except HarvestError as error:
-            failure = as_failure(error)
-        if failure is not None:
-            raise failure
-        numbers = _numbers(summary)
-        plot = dg.MetadataValue.md(audit_plot(past))
-        yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata={**numbers, "last_audits": plot})
-        for table, count in counts.items():
-            found: dict[str, Any] = {"rows": count, "audit_id": summary.audit_id}
-            if table in samples:
-                found["sample"] = dg.MetadataValue.md(samples[table])
-            yield dg.MaterializeResult[Any](asset_key=settings.audit_key(table), metadata=found)
-
-    return audited
-
-
-def _topic_partitions(settings: OutboxSettings) -> dg.PartitionsDefinition[str] | None:
-    """Return the partitions of the audit's assets: the topics if each is audited alone, else None."""
-    return dg.StaticPartitionsDefinition(list(settings.topics)) if settings.audit.by_topic else None
-
-
-def _freshness(settings: OutboxSettings) -> dg.FreshnessPolicy:
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(hours=settings.audit.fail_after_hours),
-        warn_window=timedelta(hours=settings.audit.warn_after_hours),
-    )
-
-
-def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
-    """Return the asset that proves to consumers that all committed records came, in order, up to the last audit.
-
-    If a run also materializes the summary, the summary's blocking checks come first. The asset judges the last audit by
-    the same rules itself, because a run may materialize this asset alone.
-    """
-
-    @dg.asset(
-        key=settings.audit_key(VERIFIED),
-        deps=[settings.audit_key("summary")],
-        group_name=settings.name,
-        description="Up to when delivery is proved. Not renewed while a record is lost, unknown or out of order.",
-        freshness_policy=_freshness(settings) if settings.audit.by_topic else None,
-        required_resource_keys={settings.resource_key},
-    )
-    def verified(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        failure: dg.Failure | None = None
-        try:
-            resource = _resource(context, settings)
-            with resource.connect() as connection:
-                summary = require_compared(last_summary(connection, settings, resource.table), settings)
-        except HarvestError as error:
-            failure = as_failure(error)
-        if failure is not None:
-            raise failure
-        if wrong := [verdict.description for verdict in blocking_verdicts(summary) if not verdict.passed]:
-            raise dg.Failure(
-                description=f"the audit {summary.audit_id} found anomalies: {'; '.join(map(str, wrong))}",
-                metadata={"next_step": "read the checks of the audit's summary, then audit again"},
-                allow_retries=False,
-            )
-        return dg.MaterializeResult(metadata=_numbers(summary))
-
-    return verified
 
 
 def run_under_pipes(
@@ -308,12 +181,6 @@ def _is_batch(report: Mapping[str, Any]) -> bool:
     rows = report.get("rows")
     counts = isinstance(rows, int) and not isinstance(rows, bool)
     return report["batch"] is not None and isinstance(report.get("status"), str) and counts
-
-
-def _numbers(summary: AuditSummary) -> dict[str, Any]:
-    names = [name for name in AuditSummary.__slots__ if name not in {"audit_id", "at"}]
-    numbers = {name: getattr(summary, name) for name in names if getattr(summary, name) is not None}
-    return {"audit_id": summary.audit_id, "audited_at": dg.MetadataValue.timestamp(summary.at), **numbers}
 
 
 def _search_path() -> str:

@@ -3,23 +3,24 @@
 backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
 lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block downstream assets, whose data
-ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make
-expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
+ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make. A
+                              failed check shows its first findings
+expectations                  of the last audit, by the suite (Great Expectations)
 
 An unknown number is not zero: a check that cannot read its input fails and reports why. A check of an audit that
 compared nothing fails too.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.audit_results import last_summary, require_compared
+from dagster_harvest.audit_results import Sample, last_audits, require_compared, rows_query, sample
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
-from harvest_lib.audit.summary import AuditSummary
+from harvest_lib.audit.summary import AuditSummary, together
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.subscriptions.backlog import Backlog
@@ -133,6 +134,9 @@ _JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "ordering": judged_ordering,
     "duplicates": judged_duplicates,
 }
+_TABLES = {"lost": "lost", "unknown": "unknown", "ordering": "reorderings", "duplicates": "duplicates"}
+"""The table of `harvest_audit` with the findings of each check."""
+_NAMED_RECORDS = 3
 _DOES_NOT_BLOCK = "duplicates"
 """The check that blocks no assets: consumers of an at-least-once delivery expect duplicates."""
 
@@ -172,8 +176,8 @@ def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
 
 def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    """Return the checks of the last audit's summary."""
-    key = settings.audit_key("summary")
+    """Return the checks of the last audit."""
+    key = settings.audit_key
 
     @dg.multi_asset_check(
         name=f"{settings.name}_audit_checks",
@@ -187,15 +191,49 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         try:
             resource = _resource(context, settings)
             with resource.connect() as connection:
-                summary = require_compared(last_summary(connection, settings, resource.table), settings)
+                audits = last_audits(connection, settings, resource.table)
+                summary = require_compared(together(audits), settings)
+                verdicts = {name: judge(summary) for name, judge in _JUDGES.items()}
+                for name in [name for name, verdict in verdicts.items() if not verdict.passed]:
+                    found = sample(connection, [each.audit_id for each in audits], _TABLES[name])
+                    verdicts[name] = with_findings(verdicts[name], name, found, audits, settings)
         except HarvestError as error:
-            for name in _JUDGES:
-                yield named(unreadable(error), name, key)
-            return
-        for name, judge in _JUDGES.items():
-            yield named(judge(summary), name, key)
+            verdicts = {name: unreadable(error) for name in _JUDGES}
+        for name, verdict in verdicts.items():
+            yield named(verdict, name, key)
+        if wrong := [each for name, each in verdicts.items() if not each.passed and name != _DOES_NOT_BLOCK]:
+            raise stopped(wrong, settings)
 
     return audit
+
+
+def with_findings(
+    verdict: Verdict, name: str, found: Sample | None, audits: Sequence[AuditSummary], settings: OutboxSettings
+) -> Verdict:
+    """Return the failed verdict with the first records that it is about, and the next step."""
+    rows = rows_query([each.audit_id for each in audits], _TABLES[name])
+    next_step = f"{rows}; after a repair {settings.audit_command}"
+    if found is None:
+        shown, description = {}, verdict.description
+    else:
+        shown = {"sample": dg.MetadataValue.md(found.markdown), "records_found": ", ".join(found.records)}
+        description = f"{verdict.description}, such as record {', '.join(found.records[:_NAMED_RECORDS])}"
+    return Verdict(
+        passed=False,
+        severity=verdict.severity,
+        description=description,
+        metadata={**verdict.metadata, **shown, "next_step": next_step},
+    )
+
+
+def stopped(wrong: Sequence[Verdict], settings: OutboxSettings) -> dg.Failure:
+    """Return the failure of a run whose audit did not pass: the numbers of the failed checks in a sentence."""
+    causes = list(dict.fromkeys(str(each.description) for each in wrong))
+    return dg.Failure(
+        description=f"the audit of {settings.name} did not pass: {'; '.join(causes)}",
+        metadata={"next_step": f"read the checks of {settings.audit_key.to_user_string()}"},
+        allow_retries=False,
+    )
 
 
 def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:

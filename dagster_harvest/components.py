@@ -1,7 +1,6 @@
 """The component "an outbox", defined by a few lines of `defs.yaml`. `dg scaffold defs` writes these lines."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -10,13 +9,14 @@ from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
-from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
-from dagster_harvest.checks import audit_checks, backlog_checks
+from dagster_harvest.assets import PIPES_KEY, outside_specs, written_assets
+from dagster_harvest.audit import audit_definitions
+from dagster_harvest.checks import backlog_checks
 from dagster_harvest.daemon import daemon_job
-from dagster_harvest.quality import quality_checks
+from dagster_harvest.quality import contract_checks
 from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import RESULTS, OutboxSettings
+from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
@@ -65,22 +65,10 @@ class OutboxComponent(OutboxSettings, dg.Component):
 def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> dg.Definitions:
     """Return the definitions of an outbox, for a project without YAML; `tell` is called with each alert."""
     daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
-        *outside_specs(settings),
-        audit_assets(settings),
-        verified_asset(settings),
-    ]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*outside_specs(settings)]
     if settings.writer is not None:
         assets.append(written_assets(settings, settings.writer))
-    audit_job = dg.define_asset_job(
-        settings.audit_job_name,
-        # Selected by keys, not by group: a project can change a group, and Dagster refuses to load a key without an
-        # asset.
-        selection=dg.AssetSelection.assets(*map(settings.audit_key, RESULTS)),
-        executor_def=dg.in_process_executor,
-        description="Audits, and judges what it found.",
-    )
-    jobs: list[Any] = [audit_job] if daemon is None else [daemon, audit_job]
+    jobs: list[Any] = [] if daemon is None else [daemon]
     if settings.business_key is not None:
         jobs.append(
             dg.define_asset_job(
@@ -92,9 +80,8 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         )
     found = dg.Definitions(
         assets=assets,
-        asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
+        asset_checks=[backlog_checks(settings), *contract_checks(settings)],
         jobs=jobs,
-        schedules=[_nightly(settings, audit_job)],
         sensors=[supervisor_sensor(settings, daemon), alert_sensor(settings, tell)],
         resources={
             settings.resource_key: HarvesterResource(
@@ -105,22 +92,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
             PIPES_KEY: _PIPES,
         },
     )
-    more = [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
+    more = [] if settings.audit is None else [audit_definitions(settings, settings.audit)]
+    more += [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
     more += [replay_definitions(settings)] if settings.replays else []
     return dg.Definitions.merge(found, *more)
-
-
-def _nightly(settings: OutboxSettings, job: Any) -> dg.ScheduleDefinition:
-    def every_topic(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
-        for topic in settings.topics:
-            key = f"{context.scheduled_execution_time.isoformat()} {topic}"
-            yield dg.RunRequest(run_key=key, partition_key=topic)
-
-    return dg.ScheduleDefinition(
-        name=f"{settings.name}_nightly_audit",
-        job=job,
-        cron_schedule=settings.audit.cron,
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        execution_fn=every_topic if settings.audit.by_topic else None,
-    )

@@ -2,6 +2,7 @@
 variable's value."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -9,15 +10,9 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dagster_harvest.audit_settings import AuditSettings
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
-
-DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
-TABLES = ("summary", *DETAIL_TABLES)
-"""The audit's tables in the schema `harvest_audit`."""
-VERIFIED = "verified"
-RESULTS = (*TABLES, VERIFIED)
-"""The results of an audit. Each result is an asset."""
 
 
 class SparkWriterSettings(dg.Model, dg.Resolvable):
@@ -109,38 +104,6 @@ class DaemonSettings(dg.Model, dg.Resolvable):
         return self
 
 
-class AuditSettings(dg.Model, dg.Resolvable):
-    """The audit: committed records against the records in Kafka."""
-
-    module: str = "harvest_lib.spark.audit"
-    """The module to run as `python -m`, under Dagster Pipes' subprocess client."""
-    arguments: Sequence[str] = ()
-    """Further arguments of the module, such as `--id-column`. Default none."""
-    id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """Prefix of the ids of this outbox's audits; audits with other ids are ignored. Default none: every audit of this
-    outbox and all of its topics counts, whichever process ran it."""
-    state_folder: str | None = None
-    """A folder in which audits keep their state, so that the next audit reads only later records. Every process that
-    audits must reach the folder. Default none: each audit reads everything."""
-    metrics_folder: str | None = None
-    """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
-    `<name>-<topic>.prom` if each topic is audited alone. Default none."""
-    by_topic: bool = False
-    """True if each topic is a partition of the audit's assets, and is audited alone. Checks judge the last audits of
-    all topics together. Default false: an audit reads all topics."""
-    allow_empty: bool = False
-    """True if an audit that finds no committed record passes. Default false: such an audit fails, since it proves
-    nothing."""
-    docs_folder: str | None = None
-    """Folder in which Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
-    cron: str = "0 3 * * *"
-    """Schedule, in UTC. Default at 3 every night."""
-    warn_after_hours: float = Field(default=26.0, gt=0)
-    """Age of the last audit from which Dagster's freshness policy warns. Default 26 hours."""
-    fail_after_hours: float = Field(default=50.0, gt=0)
-    """Age of the last audit from which Dagster's freshness policy fails. Default 50 hours."""
-
-
 class ArchiveSettings(dg.Model, dg.Resolvable):
     """The archive of a native outbox: an asset with a partition for each closed segment. A sensor archives segments
     before retention may drop them."""
@@ -177,9 +140,10 @@ class AssetKeys(dg.Model, dg.Resolvable):
     """Default `outbox/{name}_outbox`."""
     topic: str = "kafka/{topic}_topic"
     """Default `kafka/{topic}_topic`."""
-    audit: str = "audit/{name}_audit_{result}"
-    """A result of the audit: `summary`, `lost`, `duplicates`, `reorderings`, `unknown` or `verified`. Default
-    `audit/{name}_audit_{result}`."""
+    audit: str = "audit/{name}_audit"
+    """Default `audit/{name}_audit`."""
+    verified: str = "audit/{name}_audit_verified"
+    """What the audit has proved, for downstream assets. Default `audit/{name}_audit_verified`."""
     archive: str = "archive/{name}_archive"
     """Default `archive/{name}_archive`."""
     replay: str = "replay/{name}_replay"
@@ -211,7 +175,8 @@ _PLACES: Mapping[str, set[str]] = {
     "archive": {"name"},
     "replay": {"name"},
     "topic": {"name", "topic"},
-    "audit": {"name", "result"},
+    "audit": {"name"},
+    "verified": {"name"},
 }
 
 
@@ -236,7 +201,11 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     upstream."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
-    audit: AuditSettings = Field(default_factory=AuditSettings)
+    audit: AuditSettings | None = Field(default_factory=AuditSettings)
+    """`null`: no audit, with its assets, checks, job and schedule."""
+    quality: bool | None = None
+    """True: the checks `schema` and `expectations`, which need the extras `quality` and `spark`. False: without these
+    checks. Default: each of the checks whose packages are installed."""
     archive: ArchiveSettings | None = None
     """Default none: segments are dropped without being archived, after every subscription has delivered them."""
     replays: Sequence[ReplaySettings] = ()
@@ -246,9 +215,9 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:
         keys = [self.outbox_key, self.archive_key, self.replay_key, self.business_key]
-        keys += [*self.topic_keys, *map(self.audit_key, RESULTS)]
+        keys += [*self.topic_keys, *self.audit_keys]
         if twice := [key.to_user_string() for key, count in Counter(filter(None, keys)).items() if count > 1]:
-            message = f"asset_keys gives two assets the key {twice[0]}: let {{topic}} and {{result}} be in theirs"
+            message = f"asset_keys gives two assets the key {twice[0]}: let {{topic}} be in the key of topics"
             raise ValueError(message)
         return self
 
@@ -343,6 +312,33 @@ class OutboxSettings(dg.Model, dg.Resolvable):
         """Return the name of the writer's job."""
         return f"{self.name}_load"
 
-    def audit_key(self, result: str) -> dg.AssetKey:
-        """Return the asset of one of the audit's results."""
-        return self.asset_keys.make("audit", name=self.name, result=result)
+    @property
+    def audit_key(self) -> dg.AssetKey:
+        """Return the key of the audit."""
+        return self.asset_keys.make("audit", name=self.name)
+
+    @property
+    def verified_key(self) -> dg.AssetKey:
+        """Return the key of the asset that is renewed only if the audit found no fault."""
+        return self.asset_keys.make("verified", name=self.name)
+
+    @property
+    def audit_keys(self) -> list[dg.AssetKey]:
+        """Return the keys of the audit's assets, empty without an audit."""
+        return [self.audit_key, self.verified_key] if self.audit is not None else []
+
+    @property
+    def audit_command(self) -> str:
+        """Return the command that compares the topics again, to be typed."""
+        file = ["-f", self.config_file] if self.config_file is not None else []
+        query = ["--committed", committed] if (committed := self.audited.committed) is not None else []
+        return shlex.join(["harvest", "audit", *file, "--topic", ",".join(self.topics), *query])
+
+    @property
+    def audited(self) -> AuditSettings:
+        """Return the settings of the audit. Raises ConfigError without an audit."""
+        if self.audit is None:
+            raise ConfigError(
+                f"the outbox {self.name} has no audit", field="audit", next_step="leave `audit: null` out of its YAML"
+            )
+        return self.audit

