@@ -1,4 +1,4 @@
-"""The audit of an outbox: its asset with checks, what it has verified, its job and its schedule.
+"""The audit of an outbox: its asset with checks, the asset `verified`, its job and its schedule.
 
     outbox, topics ──► <name>_audit (lost, unknown, ordering, duplicates, …) ──► <name>_audit_verified
 

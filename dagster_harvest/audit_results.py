@@ -149,21 +149,21 @@ def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class FoundRows:
     """The first rows of audits in a table of findings: the ids of the records, and the rows as a Markdown table."""
 
     records: Sequence[str]
     markdown: str
 
 
-def sample(connection: psycopg.Connection[Any], audit_ids: Sequence[str], table: str) -> Sample | None:
+def sample(connection: psycopg.Connection[Any], audit_ids: Sequence[str], table: str) -> FoundRows | None:
     """Return the first 20 rows of audits in a table of DETAIL_TABLES; None if there are no rows, or no such table."""
     if not (found := _rows(connection, _SAMPLE, table, audit_ids)):
         return None
     names = [each for each in found[0] if each != "audit_id"]
     lines = [names, ["---"] * len(names), *([_cell(row[each]) for each in names] for row in found)]
     markdown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return Sample(records=list(dict.fromkeys(str(row["record"]) for row in found)), markdown=markdown)
+    return FoundRows(records=list(dict.fromkeys(str(row["record"]) for row in found)), markdown=markdown)
 
 
 def rows_query(audit_ids: Sequence[str], table: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.audit_results import Sample, last_audits, require_compared, rows_query, sample
+from dagster_harvest.audit_results import FoundRows, last_audits, require_compared, rows_query, sample
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.audit.summary import AuditSummary, together
@@ -208,7 +208,7 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
 
 def with_findings(
-    verdict: Verdict, name: str, found: Sample | None, audits: Sequence[AuditSummary], settings: OutboxSettings
+    verdict: Verdict, name: str, found: FoundRows | None, audits: Sequence[AuditSummary], settings: OutboxSettings
 ) -> Verdict:
     """Return the failed verdict with the first records that it is about, and the next step."""
     rows = rows_query([each.audit_id for each in audits], _TABLES[name])

@@ -1,4 +1,4 @@
-"""Packages of the extras `quality` and `spark`, which are imported only by what needs them."""
+"""Packages of the extras `quality` and `spark`, which are imported only when they are needed."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from harvest_lib.errors import ConfigError
 
 CONTRACTS = ("pandas", "pandera", "pyspark")
-"""What the checks `schema` import."""
+"""Packages that the checks `schema` import."""
 EXPECTATIONS = (*CONTRACTS, "great_expectations")
-"""What the check `expectations` imports."""
+"""Packages that the check `expectations` imports."""
 
 
 def is_wanted(packages: Sequence[str], *, asked: bool | None, field: str) -> bool:

@@ -23,7 +23,7 @@ MOST_FINDINGS = 10_000
 """The largest number of findings of each kind in the result tables; the summary counts all findings."""
 
 
-class Finding(NamedTuple):
+class AuditFinding(NamedTuple):
     """A row of the staging table. `kind` is `lost`, `duplicate`, `reordered` or `unknown`. `duplicate` is the kind of a
     duplicate: `adjacent`, `separated` or `cross_epoch`. Leaders are hexadecimal."""
 
@@ -53,7 +53,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
         connection.execute(queries.CLEAR_OLD_STAGING)
 
 
-def stage(connection: psycopg.Connection[Any], found: Iterable[Finding], *, run: str) -> None:
+def stage(connection: psycopg.Connection[Any], found: Iterable[AuditFinding], *, run: str) -> None:
     """Write the findings into the staging table, under the run."""
     with translated(), connection.transaction(), connection.cursor() as cursor, cursor.copy(queries.STAGE) as copy:
         for each in found:

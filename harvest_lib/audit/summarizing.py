@@ -13,7 +13,7 @@ from typing import Any
 from harvest_lib.audit import summary_queries as queries
 from harvest_lib.audit.comparison import add_observed, find_copies
 from harvest_lib.audit.records import MUST_COME, CommittedRecord, ObservedRecord
-from harvest_lib.audit.results import MOST_FINDINGS, Finding
+from harvest_lib.audit.results import MOST_FINDINGS, AuditFinding
 from harvest_lib.audit.summary import AuditSummary
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,11 +71,11 @@ class Summarizing:
             keys_with_gaps=self._one(queries.KEYS_WITH_GAPS) if knows_keys else None,
         )
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[AuditFinding]:
         """Yield the findings with the lowest ids, at most MOST_FINDINGS of each kind."""
         for query in queries.FINDINGS:
             for kind, record, *others, since in self._database.execute(query, {"most": MOST_FINDINGS}):
-                yield Finding(kind, str(record), *others, _time(since))
+                yield AuditFinding(kind, str(record), *others, _time(since))
 
     def _delays(self) -> dict[str, float | None]:
         count = self._one(queries.COUNT_DELAYS)

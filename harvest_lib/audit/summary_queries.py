@@ -64,7 +64,7 @@ SELECT count(*) FROM (
 )
 """  # noqa: S608 - as above
 
-# The columns of a finding, in the order of `harvest_lib.audit.results.Finding`; `since` in microseconds.
+# The columns of a finding, in the order of `harvest_lib.audit.results.AuditFinding`; `since` in microseconds.
 LOST = f"""
 SELECT 'lost', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, since_us FROM missing
 WHERE state = {MUST_COME} ORDER BY id LIMIT :most

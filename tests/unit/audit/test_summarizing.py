@@ -8,7 +8,7 @@ import pytest
 from harvest_lib.audit import CommittedRecord, ObservedRecord
 from harvest_lib.audit.comparison import temporary_database
 from harvest_lib.audit.records import MUST_COME, PARKED, WAITS, content_of
-from harvest_lib.audit.results import Finding
+from harvest_lib.audit.results import AuditFinding
 from harvest_lib.audit.summarizing import Summarizing
 
 pytestmark = pytest.mark.quick
@@ -99,8 +99,8 @@ def test_findings_have_their_places_and_no_key():
     _, found = summarized(log=log)
     place = {"kafka_topic": "t", "kafka_partition": 0}
     assert found == [
-        Finding("lost", "1", since=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=CREATED)),
-        Finding(
+        AuditFinding("lost", "1", since=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=CREATED)),
+        AuditFinding(
             "duplicate",
             "2",
             duplicate="cross_epoch",
@@ -110,8 +110,8 @@ def test_findings_have_their_places_and_no_key():
             kafka_offset=41,
             **place,
         ),
-        Finding("unknown", "3", outbox_id=3, leader=LEADER.hex(), kafka_offset=42, **place),
-        Finding("unknown", "99", outbox_id=99, leader=LEADER.hex(), kafka_offset=40, **place),
+        AuditFinding("unknown", "3", outbox_id=3, leader=LEADER.hex(), kafka_offset=42, **place),
+        AuditFinding("unknown", "99", outbox_id=99, leader=LEADER.hex(), kafka_offset=40, **place),
     ]
 
 
@@ -132,7 +132,7 @@ def test_where_rows_are_deleted_the_outbox_says_which_records_of_a_query_wait():
     assert (summary.committed, summary.lost, summary.backlog_records, summary.ok) == (RECORDS, 0, 1, True)
     summary, found = summarized([], LOG[:-1], delivered=delivered)
     assert (summary.lost, summary.keys_with_gaps, summary.delay_p50_ms) == (1, 1, None)
-    assert found == [Finding("lost", str(RECORDS))]
+    assert found == [AuditFinding("lost", str(RECORDS))]
     keyless = [CommittedRecord(each.id) for each in delivered]
     summary, _ = summarized([], LOG[:-1], delivered=keyless)
     assert (summary.lost, summary.keys, summary.keys_with_gaps) == (1, None, None)

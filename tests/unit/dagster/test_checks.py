@@ -5,7 +5,7 @@ import datetime as dt
 import dagster as dg
 import pytest
 
-from dagster_harvest.audit_results import Sample
+from dagster_harvest.audit_results import FoundRows
 from dagster_harvest.checks import (
     judged_backlog,
     judged_duplicates,
@@ -116,7 +116,7 @@ def test_thresholds_that_cannot_be_are_refused(wrong):
 
 def test_a_failed_check_names_the_first_records_and_the_next_step():
     settings = OutboxSettings(name="shop", topics=["orders"])
-    found = Sample(records=[str(each) for each in range(1, 21)], markdown="| record |\n| --- |\n| 1 |")
+    found = FoundRows(records=[str(each) for each in range(1, 21)], markdown="| record |\n| --- |\n| 1 |")
     lost = summary(lost=25)
     verdict = with_findings(judged_lost(lost), "lost", found, [lost, summary(audit_id="b's")], settings)
     assert verdict.description == "25 of 1,000 records are committed and not in Kafka, such as record 1, 2, 3"
