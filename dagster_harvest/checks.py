@@ -213,9 +213,9 @@ def with_findings(
     """Return the failed verdict with the first records that it is about, and the next step."""
     rows = rows_query([each.audit_id for each in audits], _TABLES[name])
     next_step = f"{rows}; after a repair {settings.audit_command}"
-    if found is None:
-        shown, description = {}, verdict.description
-    else:
+    shown: dict[str, Any] = {}
+    description = verdict.description
+    if found is not None:
         shown = {"sample": dg.MetadataValue.md(found.markdown), "records_found": ", ".join(found.records)}
         description = f"{verdict.description}, such as record {', '.join(found.records[:_NAMED_RECORDS])}"
     return Verdict(

@@ -63,7 +63,7 @@ def contract_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefiniti
 def audit_quality_checks(settings: OutboxSettings, audit: AuditSettings) -> Sequence[dg.AssetChecksDefinition]:
     """Return the checks of the audits by contract and by expectation suite. A folder for Data Docs asks for the suite.
     Raises ConfigError as `contract_checks` does."""
-    checks = []
+    checks: list[dg.AssetChecksDefinition] = []
     if is_wanted(CONTRACTS, asked=settings.quality, field="quality"):
         checks.append(_contract_check(settings, settings.audit_key, "AUDIT_SUMMARY", _last_audit(settings)))
     asked, field = settings.quality, "quality"
