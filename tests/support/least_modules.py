@@ -230,7 +230,6 @@ EXEMPT = {
     "integration/spark/test_audit_incremental": _SPARK_AUDIT,
     "integration/spark/test_audit_refusals": _SPARK_AUDIT,
     "integration/spark/test_audit_results": _SPARK_AUDIT,
-    "integration/spark/test_audit_stored": _SPARK_AUDIT,
     "integration/spark/test_audit_plans": _SPARK_AUDIT,
     "integration/spark/test_audit_row_security": _SPARK_AUDIT,
     "integration/spark/test_contracts": _SINK,
