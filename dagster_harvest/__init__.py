@@ -2,6 +2,10 @@
 
 components   the component "an outbox": a few lines of YAML, or one call, define all parts below
 settings     the fields of that YAML, with units and defaults
+jobs         tags and pools of the jobs
+fields       kinds of fields: described, relative paths, tags, connection strings
+customize    changes that a project makes to the assets
+config_check  the check of a configuration file when the definitions are loaded
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
 heartbeat    the table of heartbeats that prove that a run is alive

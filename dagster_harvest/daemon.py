@@ -13,7 +13,7 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -57,23 +57,37 @@ _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
 
-def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
-    """Return the job whose run the supervisor keeps alive."""
+def harvest_in(context: dg.OpExecutionContext, settings: OutboxSettings) -> None:
+    """Harvest in a run until it is terminated, or asked to hand over, or an error that is not temporary ends it.
+
+    Raises Failure for that error.
+    """
+    failure: dg.Failure | None = None
+    try:
+        _Daemon(context, settings).run()
+    except HarvestError as error:
+        failure = as_failure(error)
+    if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
+        raise failure
+
+
+def daemon_job(
+    settings: OutboxSettings, execute: Callable[[dg.OpExecutionContext], None] | None = None
+) -> dg.JobDefinition:
+    """Return the job whose run the supervisor keeps alive. `execute` is the body of its op; the default harvests."""
 
     @dg.op(
         name=f"harvest_{settings.name}",
         required_resource_keys={settings.resource_key},
-        tags={"kind": "kafka"},
+        tags={"kind": "kafka", **settings.op.daemon.tags},
+        pool=settings.op.daemon.pool,
     )
     def harvest(context: dg.OpExecutionContext) -> None:
         """Harvest until the run is terminated or an error that is not temporary ends it."""
-        failure: dg.Failure | None = None
-        try:
-            _Daemon(context, settings).run()
-        except HarvestError as error:
-            failure = as_failure(error)
-        if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
-            raise failure
+        if execute is None:
+            harvest_in(context, settings)
+        else:
+            execute(context)
 
     @dg.job(
         name=settings.daemon_job_name,
@@ -82,7 +96,12 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         executor_def=dg.in_process_executor,
         # Dagster's own retries are off because they ignore heartbeats: only the supervisor starts the next run. The
         # deployment's limit on run time (`run_monitoring.max_runtime_seconds`) is off because this run has no end.
-        tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0", dg.MAX_RUNTIME_SECONDS_TAG: "0"},
+        tags={
+            **settings.run_tags.of("daemon"),
+            DAEMON_TAG: settings.name,
+            "dagster/max_retries": "0",
+            dg.MAX_RUNTIME_SECONDS_TAG: "0",
+        },
     )
     def job() -> None:
         harvest()

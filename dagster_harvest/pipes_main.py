@@ -78,7 +78,7 @@ def _out(pipes: PipesContext, line: str) -> None:
 def _error(pipes: PipesContext, line: str, said: str | None) -> None:
     pipes.log.error(line)
     if said:
-        with Path(said).open("a") as file:
+        with contextlib.suppress(OSError), Path(said).open("a") as file:  # another machine does not have the folder
             file.write(line + "\n")
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dagster_harvest.fields import Described
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
 
@@ -20,7 +21,7 @@ RESULTS = (*TABLES, VERIFIED)
 """The results of an audit. Each result is an asset."""
 
 
-class SparkWriterSettings(dg.Model, dg.Resolvable):
+class SparkWriterSettings(Described):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
     module: str = "harvest_lib.spark.flights.by_day"
@@ -39,7 +40,7 @@ class SparkWriterSettings(dg.Model, dg.Resolvable):
     """The day after the last partition, `YYYY-MM-DD`."""
 
 
-class Thresholds(dg.Model, dg.Resolvable):
+class Thresholds(Described):
     """Limits of the backlog. A check warns from the lower limit on, and fails from the higher limit on."""
 
     backlog_age_warn_seconds: float = Field(default=60.0, gt=0)
@@ -63,7 +64,7 @@ class Thresholds(dg.Model, dg.Resolvable):
         return self
 
 
-class DaemonSettings(dg.Model, dg.Resolvable):
+class DaemonSettings(Described):
     """The run that harvests, and how it is kept alive."""
 
     mode: Literal["run", "external"] = "run"
@@ -109,7 +110,7 @@ class DaemonSettings(dg.Model, dg.Resolvable):
         return self
 
 
-class AuditSettings(dg.Model, dg.Resolvable):
+class AuditSettings(Described):
     """The audit: committed records against the records in Kafka."""
 
     module: str = "harvest_lib.spark.audit"
@@ -141,17 +142,17 @@ class AuditSettings(dg.Model, dg.Resolvable):
     """Age of the last audit from which Dagster's freshness policy fails. Default 50 hours."""
 
 
-class ArchiveSettings(dg.Model, dg.Resolvable):
+class ArchiveSettings(Described):
     """The archive of a native outbox: an asset with a partition for each closed segment. A sensor archives segments
     before retention may drop them."""
 
-    url: str = Field(min_length=1)
+    url: str = Field(min_length=1, examples=["s3://archive/shop"])
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     check_every_seconds: int = Field(default=300, ge=5)
     """Interval at which a sensor searches for closed segments. Default 300 s."""
 
 
-class ReplaySettings(dg.Model, dg.Resolvable):
+class ReplaySettings(Described):
     """A new subscription, whose topics a replay fills with earlier records. It is a partition of the replay's asset."""
 
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
@@ -165,7 +166,7 @@ class ReplaySettings(dg.Model, dg.Resolvable):
     refused."""
 
 
-class AssetKeys(dg.Model, dg.Resolvable):
+class AssetKeys(Described):
     """The keys of the assets, with slashes between their parts. The lineage shows only the last part of a key, so the
     last part must be clear alone."""
 
@@ -215,33 +216,37 @@ _PLACES: Mapping[str, set[str]] = {
 }
 
 
-class OutboxSettings(dg.Model, dg.Resolvable):
+class OutboxSettings(Described):
     """The settings of an outbox in Dagster."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$", examples=["shop"])
     """Name of the outbox in Dagster. The names of its jobs, sensors and assets contain this name."""
-    table: str = "outbox"
+    table: str = Field(default="outbox", examples=["sales.outbox"])
     """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
-    topics: Sequence[str] = Field(min_length=1)
+    topics: Sequence[str] = Field(min_length=1, examples=[["orders", "refunds"]])
     """The Kafka topics of the outbox's records."""
-    config_file: str | None = None
+    config_file: str | None = Field(default=None, examples=["harvest.yaml"])
     """The harvester's YAML. Default: the file that HARVEST_CONFIG names, else HARVEST_* variables alone."""
-    dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["SHOP_DSN"])
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
     writer: SparkWriterSettings | None = None
     """The Spark job that writes into the outbox. Default none: other processes write."""
-    upstream: Sequence[str] = ()
+    upstream: Sequence[str] = Field(default=(), examples=[["postgres/orders"]])
     """Keys of the assets that applications write in the same transactions, such as `postgres/orders`. In the lineage
     these assets are upstream of the outbox. Default none. With a `writer` the list must be empty: the writer's table is
     upstream."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
+    """The run that harvests, and how it is kept alive."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
+    """Limits of the backlog, from which checks warn or fail."""
     audit: AuditSettings = Field(default_factory=AuditSettings)
+    """The audit of committed records against the records in Kafka."""
     archive: ArchiveSettings | None = None
     """Default none: segments are dropped without being archived, after every subscription has delivered them."""
     replays: Sequence[ReplaySettings] = ()
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
+    """The keys of the assets."""
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:

@@ -1,0 +1,131 @@
+"""The component in a project: what its `defs.yaml` and its subclasses change, and what is refused when it is loaded."""
+
+import traceback
+
+import dagster as dg
+import pytest
+import yaml
+from dagster.components.testing import create_defs_folder_sandbox
+
+from dagster_harvest.components import OutboxComponent
+
+pytestmark = pytest.mark.quick
+
+TYPE = "dagster_harvest.components.OutboxComponent"
+SOUND = "leaderGroupID: shop\nbaseKafkaConfig: {bootstrap.servers: 'kafka:9092'}\n"
+OURS = """
+import dagster as dg
+
+from dagster_harvest.components import OutboxComponent
+
+
+class OurOutbox(OutboxComponent):
+    team: str = "none"
+
+    def get_asset_spec(self, spec, role):
+        spec = super().get_asset_spec(spec, role)
+        return spec.replace_attributes(owners=[f"team:{self.team}"]) if role == "topic" else spec
+
+    def execute(self, context):
+        context.add_output_metadata({"ours": str(context.run.tags["harvest/daemon"])})
+"""
+FULL = {
+    "name": "shop",
+    "topics": ["orders"],
+    "writer": {"table": "sales"},
+    "archive": {"url": "/srv/archive"},
+    "replays": [{"subscription": "v2", "topics": {"orders": "orders.v2"}}],
+}
+"""An outbox with every asset that there is."""
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("HARVEST_CONFIG", "HARVEST_DSN", "HARVEST_OUTBOX_TABLE", "HARVEST_LEADER_GROUP_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def project():
+    """Return a project of a user: `add` writes a component into a folder of it, `load` returns its definitions."""
+    with create_defs_folder_sandbox() as sandbox:
+
+        class Project:
+            package = sandbox.project_name
+            folder = sandbox.defs_folder_path
+
+            def add(self, attributes, type_=TYPE, **further):
+                place = self.folder / attributes["name"]
+                place.mkdir()
+                declared = {"type": type_, "attributes": attributes, **further}
+                (place / "defs.yaml").write_text(yaml.safe_dump(declared))
+                return place
+
+            def component(self, place):
+                with sandbox.load_component_and_build_defs(place) as (found, _):
+                    return found
+
+            def load(self):
+                with sandbox.build_all_defs() as found:
+                    dg.Definitions.validate_loadable(found)
+                    return found
+
+        yield Project()
+
+
+def specs(defs):
+    """Return the specs of the assets that are defined, by their keys."""
+    found = defs.resolve_all_asset_specs()
+    return {spec.key.to_user_string(): spec for spec in found}
+
+
+def said(error):
+    return "".join(traceback.format_exception(error))
+
+
+# -- what is changed
+
+
+# -- paths
+
+
+# -- secrets
+
+
+# -- several outboxes, and what is the project's own
+
+
+# -- the configuration file, when the definitions are loaded
+
+
+# -- the schema, and what is scaffolded
+
+
+def test_every_attribute_has_a_description():
+    schema = OutboxComponent.get_model_cls().model_json_schema()
+    of_dagster = {dg.AssetAttributesModel.__name__, *dg.AssetAttributesModel.model_json_schema()["$defs"]}
+    models = {name: each for name, each in schema["$defs"].items() if name not in of_dagster}
+    found = {
+        f"{name}.{attribute}": each.get("description", "")
+        for name, model in {"OutboxComponent": schema, **models}.items()
+        for attribute, each in model["properties"].items()
+    }
+    assert len(found) > 60
+    assert [name for name, text in found.items() if not text.strip()] == []
+
+
+def test_an_attribute_of_a_subclass_is_described():
+    class Ours(OutboxComponent):
+        team: str = "none"
+        """The team that is called."""
+
+    properties = Ours.get_model_cls().model_json_schema()["properties"]
+    assert properties["team"]["description"] == "The team that is called."
+    assert properties["table"]["description"] == OutboxComponent.model_fields["table"].description
+
+
+def test_examples_of_the_schema_are_values():
+    shop = {"name": "shop", "topics": ["orders"]}
+    for name, each in OutboxComponent.get_model_cls().model_json_schema()["properties"].items():
+        for example in each.get("examples", []):
+            OutboxComponent.from_attributes_dict(attributes={**shop, name: example})
