@@ -29,6 +29,8 @@ from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWrit
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
 from harvest_lib.spark.audit_summary import AuditSummary
 
+PIPES_KEY = "spark_pipes"
+
 _PROCESS_FAILED = "DagsterPipesExecutionError"
 """Name of the subprocess client's error for a process that failed. Dagster exports no class for this error."""
 _LONGEST_SAID = 2000
@@ -41,24 +43,18 @@ _WHAT_AUDITS_FIND = {
 }
 
 
-def outside_specs(settings: OutboxSettings, beside: Sequence[OutboxSettings] = ()) -> Sequence[dg.AssetSpec]:
-    """Return the external assets: source, topics, and the outbox if no asset writes it.
-
-    `beside` are the other outboxes of the code location. A topic that several outboxes fill is an asset of the first of
-    them, by name, and depends on all of them.
-    """
+def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
+    """Return the external assets: source, topics, and the outbox if no asset writes it."""
     group = settings.name
     specs = [
         dg.AssetSpec(
             key,
-            deps=[each.outbox_key for each in filling],
+            deps=[settings.outbox_key],
             group_name=group,
             kinds={"kafka"},
-            description=f"Topic of the outbox {' and '.join(each.name for each in filling)}; "
-            f"{' and '.join(each.daemon_job_name for each in filling)} fills and observes it.",
+            description=f"Topic of the outbox {settings.name}; {settings.daemon_job_name} fills and observes it.",
         )
         for key in settings.topic_keys
-        if (filling := _filling(key, settings, beside))[0].name == settings.name
     ]
     if settings.source_key is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
@@ -68,14 +64,6 @@ def outside_specs(settings: OutboxSettings, beside: Sequence[OutboxSettings] = (
             dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
         ]
     return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
-
-
-def _filling(
-    topic: dg.AssetKey, settings: OutboxSettings, beside: Sequence[OutboxSettings]
-) -> Sequence[OutboxSettings]:
-    """Return the outboxes that fill the topic, by name."""
-    found = {each.name: each for each in [*beside, settings] if topic in each.topic_keys}
-    return [found[name] for name in sorted(found)]
 
 
 def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.AssetsDefinition:
@@ -104,7 +92,7 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
         backfill_policy=dg.BackfillPolicy.single_run(),
         op_tags=settings.op.load.tags,
         pool=settings.op.load.pool,
-        required_resource_keys={settings.resource_key, settings.pipes_key},
+        required_resource_keys={settings.resource_key, PIPES_KEY},
     )
     def written(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         days = context.partition_key_range
@@ -150,7 +138,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         op_tags=settings.op.audit.tags,
         pool=settings.op.audit.pool,
         partitions_def=_topic_partitions(settings),
-        required_resource_keys={settings.resource_key, settings.pipes_key},
+        required_resource_keys={settings.resource_key, PIPES_KEY},
     )
     def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         topics = [context.partition_key] if settings.audit.by_topic else settings.topics
@@ -274,7 +262,7 @@ def run_under_pipes(
     command = [sys.executable, "-m", "dagster_harvest.pipes_main", module, *arguments]
     if outbox_option is not None:
         command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
-    client: dg.PipesClient = getattr(context.resources, settings.pipes_key)
+    client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
     failed: str | None = None
     with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"

@@ -77,6 +77,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
         # asset.
         selection=dg.AssetSelection.assets(*map(settings.audit_key, RESULTS)),
         executor_def=dg.in_process_executor,
+        tags=settings.run_tags.of("audit"),
         description="Audits, and judges what it found.",
     )
     jobs: list[Any] = [audit_job] if daemon is None else [daemon, audit_job]
@@ -86,6 +87,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
                 settings.load_job_name,
                 selection=dg.AssetSelection.assets(settings.business_key, settings.outbox_key),
                 executor_def=dg.in_process_executor,
+                tags=settings.run_tags.of("load"),
                 description="Writes a day: business rows and their records, in a single transaction.",
             )
         )

@@ -1,7 +1,8 @@
-"""Kinds of fields in a `defs.yaml`: fields with descriptions, paths, connection strings without secrets."""
+"""Kinds of fields in a `defs.yaml`: fields with descriptions, paths, tags, connection strings without secrets."""
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
@@ -44,6 +45,19 @@ Unresolved = Annotated[
     str | None, dg.Resolver(lambda _, text: text, model_field_type=str | None, inject_before_resolve=False)
 ]
 """A text whose template is not replaced by a value."""
+
+
+def _as_written(context: dg.ResolutionContext, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_written(context.at_path(name), each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_as_written(context.at_path(place), each) for place, each in enumerate(value)]
+    return context.resolve_value(value) if isinstance(value, str) and "{{" in value else value
+
+
+Tags = Annotated[Mapping[str, Any], dg.Resolver(_as_written, model_field_type=Mapping[str, Any])]
+"""Tags, whose texts remain texts. Dagster's templates would replace the annotation `"false"` of a pod by a boolean,
+which Kubernetes refuses."""
 
 
 def variable_or_dsn(text: str) -> dg.EnvVar | str:

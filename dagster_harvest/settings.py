@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dagster_harvest.fields import Described, FolderOrUrl, RelativePath, Unresolved, variable_or_dsn
+from dagster_harvest.jobs import Ops, RunTags
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.server import parse_address
 
@@ -250,6 +251,10 @@ class OutboxSettings(Described):
     """New subscriptions whose topics are filled with earlier records. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
     """The keys of the assets."""
+    op: Ops = Field(default_factory=Ops)
+    """Tags and pools of the ops, for each job."""
+    run_tags: RunTags = Field(default_factory=RunTags)
+    """Tags of the runs, for each job, which the run queue and the launcher read."""
 
     @model_validator(mode="after")
     def _one_connection(self) -> Self:

@@ -1,5 +1,6 @@
 """The component in a project: what its `defs.yaml` and its subclasses change, and what is refused when it is loaded."""
 
+import json
 import traceback
 
 import dagster as dg
@@ -89,6 +90,57 @@ def said(error):
 
 
 # -- what is changed
+
+
+def test_runs_and_ops_of_each_job_have_their_tags_and_pools(project):
+    jobs = {
+        "daemon": ("shop_harvester_daemon", "harvest_shop"),
+        "audit": ("shop_audit", "shop_audit_tables"),
+        "archive": ("shop_archive_segments", "archive__shop_archive"),
+        "replay": ("shop_replay_subscription", "replay__shop_replay"),
+        "load": ("shop_load", "shop_written"),
+    }
+    pods = {
+        "pod_template_spec_metadata": {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
+        "container_config": {"resources": {"requests": {"cpu": "1", "memory": "{{ 2 * 2 }}Gi"}}},
+    }
+    project.add(
+        {
+            **FULL,
+            "run_tags": {job: {"team": job, "dagster-k8s/config": pods} for job in jobs},
+            "op": {job: {"tags": {"team": job}, "pool": f"pool_of_{job}"} for job in jobs},
+        }
+    )
+    loaded = project.load()
+    for each, (job, op) in jobs.items():
+        found = loaded.resolve_job_def(job)
+        assert found.run_tags["team"] == each
+        assert json.loads(found.run_tags["dagster-k8s/config"]) == json.loads(
+            json.dumps(pods).replace("{{ 2 * 2 }}", "4")
+        )
+        node = found.get_node_named(op).definition
+        assert (node.tags["team"], node.pool) == (each, f"pool_of_{each}")
+
+
+@pytest.mark.parametrize(
+    ("given", "priority"),
+    [({}, "10"), ({"team": "sales"}, "10"), ({"dagster/priority": "3"}, "3"), ({"dagster/priority": -1}, "-1")],
+)
+def test_the_daemon_leaves_the_queue_before_backfills_unless_it_is_told_otherwise(project, given, priority):
+    (project.folder.parent / "ours.py").write_text(OURS)
+    attributes = {"name": "shop", "topics": ["orders"], "run_tags": {"daemon": given}}
+    project.add(attributes, f"{project.package}.ours.OurOutbox")
+    loaded = project.load()
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = loaded.resolve_job_def("shop_harvester_daemon").execute_in_process(instance=instance).dagster_run
+    assert run.tags["dagster/priority"] == priority
+    assert run.tags["harvest/daemon"] == "shop"
+    assert "dagster/priority" not in loaded.resolve_job_def("shop_audit").run_tags
+
+
+def test_no_tag_replaces_one_that_the_supervisor_reads(project):
+    project.add({"name": "shop", "topics": ["orders"], "run_tags": {"daemon": {"harvest/daemon": "else"}}})
+    assert project.load().resolve_job_def("shop_harvester_daemon").run_tags["harvest/daemon"] == "shop"
 
 
 # -- paths
