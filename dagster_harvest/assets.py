@@ -29,8 +29,6 @@ from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWrit
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
 from harvest_lib.spark.audit_summary import AuditSummary
 
-PIPES_KEY = "spark_pipes"
-
 _PROCESS_FAILED = "DagsterPipesExecutionError"
 """Name of the subprocess client's error for a process that failed. Dagster exports no class for this error."""
 _LONGEST_SAID = 2000
@@ -92,7 +90,7 @@ def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.
         backfill_policy=dg.BackfillPolicy.single_run(),
         op_tags=settings.op.load.tags,
         pool=settings.op.load.pool,
-        required_resource_keys={settings.resource_key, PIPES_KEY},
+        required_resource_keys={settings.resource_key, settings.pipes_key},
     )
     def written(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         days = context.partition_key_range
@@ -138,7 +136,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         op_tags=settings.op.audit.tags,
         pool=settings.op.audit.pool,
         partitions_def=_topic_partitions(settings),
-        required_resource_keys={settings.resource_key, PIPES_KEY},
+        required_resource_keys={settings.resource_key, settings.pipes_key},
     )
     def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         topics = [context.partition_key] if settings.audit.by_topic else settings.topics
@@ -262,7 +260,7 @@ def run_under_pipes(
     command = [sys.executable, "-m", "dagster_harvest.pipes_main", module, *arguments]
     if outbox_option is not None:
         command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
-    client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
+    client: dg.PipesClient = getattr(context.resources, settings.pipes_key)
     failed: str | None = None
     with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
-from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
+from dagster_harvest.assets import audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
@@ -17,9 +17,6 @@ from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
-
-_PIPES = dg.PipesSubprocessClient()
-"""One client for all outboxes, because definitions can be merged only if they share the same object."""
 
 
 class OutboxScaffoldParams(BaseModel):
@@ -103,7 +100,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
                 dsn=settings.stated_dsn,
                 outbox_table=settings.stated_table,
             ),
-            PIPES_KEY: _PIPES,
+            **({} if settings.pipes_resource else {settings.pipes_key: dg.PipesSubprocessClient()}),
         },
     )
     more = [] if settings.archive is None else [archive_definitions(settings, settings.archive)]

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from dagster import AssetExecutionContext
 
-from dagster_harvest.assets import PIPES_KEY, run_under_pipes
+from dagster_harvest.assets import run_under_pipes
 from dagster_harvest.settings import OutboxSettings
 
 _PROGRESS_SECONDS = 5.0
@@ -43,7 +43,7 @@ def replay_asset(settings: OutboxSettings, module: str = "harvest_lib.spark.repl
         partitions_def=dg.StaticPartitionsDefinition(list(replays)),
         op_tags=settings.op.replay.tags,
         pool=settings.op.replay.pool,
-        required_resource_keys={settings.resource_key, PIPES_KEY},
+        required_resource_keys={settings.resource_key, settings.pipes_key},
     )
     def replayed(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
         replay = replays[context.partition_key]

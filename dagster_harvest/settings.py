@@ -255,6 +255,9 @@ class OutboxSettings(Described):
     """Tags and pools of the ops, for each job."""
     run_tags: RunTags = Field(default_factory=RunTags)
     """Tags of the runs, for each job, which the run queue and the launcher read."""
+    pipes_resource: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["spark_on_k8s"])
+    """The key of a resource of the project: the Pipes client that starts the Spark jobs. Default `<name>_pipes`, which
+    starts a subprocess of the run."""
 
     @model_validator(mode="after")
     def _one_connection(self) -> Self:
@@ -299,6 +302,11 @@ class OutboxSettings(Described):
     def resource_key(self) -> str:
         """Return the key of the outbox's `HarvesterResource`."""
         return f"{self.name}_harvester"
+
+    @property
+    def pipes_key(self) -> str:
+        """Return the key of the Pipes client that starts the Spark jobs."""
+        return self.pipes_resource or f"{self.name}_pipes"
 
     @property
     def stated_dsn(self) -> dg.EnvVar | str | None:

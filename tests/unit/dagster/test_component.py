@@ -13,7 +13,7 @@ from dagster_shared.serdes import serialize_value
 from pydantic import ValidationError
 
 from dagster_harvest.components import OutboxComponent, outbox_definitions
-from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
 
 pytestmark = pytest.mark.quick
 
@@ -222,6 +222,57 @@ def test_a_secret_is_refused_and_not_repeated(project, monkeypatch, attributes, 
 
 
 # -- several outboxes, and what is the project's own
+
+
+def test_a_client_of_the_project_starts_the_spark_jobs(project):
+    (project.folder / "cluster.py").write_text(
+        "import dagster as dg\n\n\nclass OnOurCluster(dg.PipesSubprocessClient):\n    pass\n\n\n"
+        "@dg.definitions\ndef defs():\n"
+        '    return dg.Definitions(resources={"our_cluster": OnOurCluster(), "spark_pipes": "ours"})\n'
+    )
+    project.add({**FULL, "pipes_resource": "our_cluster"})
+    project.add({"name": "crm", "topics": ["customers"]})
+    loaded = project.load()
+    assert type(loaded.resources["our_cluster"]).__name__ == "OnOurCluster"
+    assert type(loaded.resources["crm_pipes"]) is dg.PipesSubprocessClient
+    assert "shop_pipes" not in loaded.resources
+    for job, key in (("shop_audit", "our_cluster"), ("shop_load", "our_cluster"), ("crm_audit", "crm_pipes")):
+        assert key in loaded.resolve_job_def(job).get_required_resource_defs()
+
+
+def test_a_client_that_is_not_there_is_named(project):
+    project.add({"name": "shop", "topics": ["orders"], "pipes_resource": "our_cluster"})
+    with pytest.raises(Exception, match="our_cluster"):
+        project.load()
+
+
+def test_a_client_gets_the_command_and_the_variables(tmp_path):
+    """What a client of another cluster has to understand."""
+    config = tmp_path / "harvest.yaml"
+    config.write_text(SOUND + "dataSource: host=127.0.0.1 dbname=none user=nobody\n")
+    heard = []
+
+    class OnOurCluster(dg.PipesSubprocessClient):
+        def run(self, **arguments):
+            heard.append(arguments)
+            raise dg.Failure("the cluster is full")
+
+    writer = SparkWriterSettings(module="a_writer")
+    settings = OutboxSettings(
+        name="shop", topics=["orders"], config_file=str(config), writer=writer, pipes_resource="our_cluster"
+    )
+    loaded = dg.Definitions.merge(
+        outbox_definitions(settings), dg.Definitions(resources={"our_cluster": OnOurCluster()})
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = loaded.resolve_job_def("shop_load").execute_in_process(
+            instance=instance, partition_key="2013-01-01", raise_on_error=False
+        )
+    assert done.failure_data_for_node("shop_written").user_failure_data.description == "the cluster is full"
+    (arguments,) = heard
+    assert set(arguments) == {"context", "command", "env"}
+    assert arguments["command"][1:4] == ["-m", "dagster_harvest.pipes_main", "a_writer"]
+    assert {"HARVEST_DSN", "HARVEST_OUTBOX_TABLE", "HARVEST_BOOTSTRAP_SERVERS"} <= set(arguments["env"])
 
 
 # -- the configuration file, when the definitions are loaded
