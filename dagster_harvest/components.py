@@ -1,17 +1,19 @@
 """The component "an outbox", defined by a few lines of `defs.yaml`. `dg scaffold defs` writes these lines."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import dagster as dg
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
-from dagster_harvest.daemon import daemon_job
+from dagster_harvest.customize import Role, SpecChange, customized
+from dagster_harvest.daemon import daemon_job, harvest_in
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
@@ -50,17 +52,50 @@ class OutboxComponent(OutboxSettings, dg.Component):
     attributes:
       name: shop
       topics: [orders]
+
+    A subclass may override `get_asset_spec` and `execute`.
     """
+
+    translation: (
+        Annotated[
+            TranslationFn[Role],
+            TranslationFnResolver[Role](template_vars_for_translation_fn=lambda role: {"role": role}),
+        ]
+        | None
+    ) = Field(default=None, examples=[{"owners": ["team:sales"], "tags": {"role": "{{ role }}"}}])
+    """Attributes of every asset of the outbox: owners, tags, group, metadata, automation condition. A template may use
+    `spec`, the asset's spec, and `role`: `source`, `business`, `outbox`, `topic`, `audit`, `verified`, `archive` or
+    `replay`. It may not change keys."""
+
+    def get_asset_spec(self, spec: dg.AssetSpec, role: Role) -> dg.AssetSpec:
+        """Return the spec that an asset of the outbox gets, with another group, owners, tags or metadata. The key must
+        stay. The default applies `translation`."""
+        return spec if self.translation is None else self.translation(spec, role)
+
+    def execute(self, context: dg.OpExecutionContext) -> None:
+        """Harvest, as the body of the op of `<name>_harvester_daemon`, until the run has to end. Raises Failure with
+        cause, evidence and next step."""
+        harvest_in(context, self)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the outbox. Resource keys contain its name, so that there may be many outboxes."""
         del context
-        return outbox_definitions(self)
+        return outbox_definitions(self, get_asset_spec=self.get_asset_spec, execute=self.execute)
 
 
-def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> dg.Definitions:
-    """Return the definitions of an outbox, for a project without YAML; `tell` is called with each alert."""
-    daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
+def outbox_definitions(
+    settings: OutboxSettings,
+    *,
+    tell: Tell = log_alert,
+    get_asset_spec: SpecChange | None = None,
+    execute: Callable[[dg.OpExecutionContext], None] | None = None,
+) -> dg.Definitions:
+    """Return the definitions of an outbox, for a project without YAML.
+
+    `tell` is called with each alert. `get_asset_spec` and `execute` are as the methods of OutboxComponent. Raises
+    ConfigError if `get_asset_spec` changes a key.
+    """
+    daemon = daemon_job(settings, execute) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
         *outside_specs(settings),
         audit_assets(settings),
@@ -105,7 +140,8 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
     )
     more = [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
     more += [replay_definitions(settings)] if settings.replays else []
-    return dg.Definitions.merge(found, *more)
+    merged = dg.Definitions.merge(found, *more)
+    return merged if get_asset_spec is None else customized(merged, settings, get_asset_spec)
 
 
 def _nightly(settings: OutboxSettings, job: Any) -> dg.ScheduleDefinition:

