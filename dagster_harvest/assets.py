@@ -41,18 +41,24 @@ _WHAT_AUDITS_FIND = {
 }
 
 
-def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
-    """Return the external assets: source, topics, and the outbox if no asset writes it."""
+def outside_specs(settings: OutboxSettings, beside: Sequence[OutboxSettings] = ()) -> Sequence[dg.AssetSpec]:
+    """Return the external assets: source, topics, and the outbox if no asset writes it.
+
+    `beside` are the other outboxes of the code location. A topic that several outboxes fill is an asset of the first of
+    them, by name, and depends on all of them.
+    """
     group = settings.name
     specs = [
         dg.AssetSpec(
             key,
-            deps=[settings.outbox_key],
+            deps=[each.outbox_key for each in filling],
             group_name=group,
             kinds={"kafka"},
-            description=f"Topic of the outbox {settings.name}; {settings.daemon_job_name} fills and observes it.",
+            description=f"Topic of the outbox {' and '.join(each.name for each in filling)}; "
+            f"{' and '.join(each.daemon_job_name for each in filling)} fills and observes it.",
         )
         for key in settings.topic_keys
+        if (filling := _filling(key, settings, beside))[0].name == settings.name
     ]
     if settings.source_key is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
@@ -62,6 +68,14 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
             dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
         ]
     return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
+
+
+def _filling(
+    topic: dg.AssetKey, settings: OutboxSettings, beside: Sequence[OutboxSettings]
+) -> Sequence[OutboxSettings]:
+    """Return the outboxes that fill the topic, by name."""
+    found = {each.name: each for each in [*beside, settings] if topic in each.topic_keys}
+    return [found[name] for name in sorted(found)]
 
 
 def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.AssetsDefinition:

@@ -1,7 +1,8 @@
 """The component "an outbox", defined by a few lines of `defs.yaml`. `dg scaffold defs` writes these lines."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Annotated, Any
 
 import dagster as dg
@@ -79,8 +80,10 @@ class OutboxComponent(OutboxSettings, dg.Component):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the outbox. Resource keys contain its name, so that there may be many outboxes."""
-        del context
-        return outbox_definitions(self, get_asset_spec=self.get_asset_spec, execute=self.execute)
+        tree = context.component_tree
+        # A context that Dagster makes for a test has no module, and so no other components.
+        beside = tree.get_all_components(of_type=OutboxComponent) if isinstance(tree.defs_module, ModuleType) else []
+        return outbox_definitions(self, get_asset_spec=self.get_asset_spec, execute=self.execute, beside=beside)
 
 
 def outbox_definitions(
@@ -89,15 +92,17 @@ def outbox_definitions(
     tell: Tell = log_alert,
     get_asset_spec: SpecChange | None = None,
     execute: Callable[[dg.OpExecutionContext], None] | None = None,
+    beside: Sequence[OutboxSettings] = (),
 ) -> dg.Definitions:
     """Return the definitions of an outbox, for a project without YAML.
 
-    `tell` is called with each alert. `get_asset_spec` and `execute` are as the methods of OutboxComponent. Raises
-    ConfigError if `get_asset_spec` changes a key.
+    `tell` is called with each alert. `get_asset_spec` and `execute` are as the methods of OutboxComponent. `beside` are
+    other outboxes of the code location: a topic that several of them fill is then a single asset. Raises ConfigError if
+    `get_asset_spec` changes a key.
     """
     daemon = daemon_job(settings, execute) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
-        *outside_specs(settings),
+        *outside_specs(settings, beside),
         audit_assets(settings),
         verified_asset(settings),
     ]

@@ -285,6 +285,33 @@ def test_a_secret_is_refused_and_not_repeated(project, monkeypatch, attributes, 
 # -- several outboxes, and what is the project's own
 
 
+def test_a_topic_that_two_outboxes_fill_is_one_asset_of_both(project):
+    project.add({"name": "shop", "topics": ["orders", "refunds"]})
+    project.add({"name": "crm", "topics": ["customers", "orders"]})
+    project.add({"name": "billing", "topics": ["invoices"]})
+    loaded = project.load()
+    graph = loaded.resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["kafka", "orders_topic"])).parent_keys == {
+        dg.AssetKey(["outbox", "crm_outbox"]),
+        dg.AssetKey(["outbox", "shop_outbox"]),
+    }
+    assert graph.get(dg.AssetKey(["kafka", "refunds_topic"])).parent_keys == {dg.AssetKey(["outbox", "shop_outbox"])}
+    assert specs(loaded)["kafka/orders_topic"].group_name == "crm"
+
+
+def test_outboxes_of_python_name_the_others():
+    shop, crm = (OutboxSettings(name=name, topics=["orders"]) for name in ("shop", "crm"))
+    both = dg.Definitions.merge(outbox_definitions(shop, beside=[crm]), outbox_definitions(crm, beside=[shop]))
+    dg.Definitions.validate_loadable(both)
+    parents = both.resolve_asset_graph().get(dg.AssetKey(["kafka", "orders_topic"])).parent_keys
+    assert parents == {shop.outbox_key, crm.outbox_key}
+
+
+def test_a_context_of_a_test_is_enough():
+    found = dg.component_defs(component=OutboxComponent(name="shop", topics=["orders"]))
+    assert "kafka/orders_topic" in specs(found)
+
+
 def test_a_client_of_the_project_starts_the_spark_jobs(project):
     (project.folder / "cluster.py").write_text(
         "import dagster as dg\n\n\nclass OnOurCluster(dg.PipesSubprocessClient):\n    pass\n\n\n"
