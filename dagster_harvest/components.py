@@ -13,6 +13,7 @@ from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
+from dagster_harvest.config_check import require_sound_file
 from dagster_harvest.customize import Role, SpecChange, customized
 from dagster_harvest.daemon import daemon_job, harvest_in
 from dagster_harvest.quality import quality_checks
@@ -79,7 +80,11 @@ class OutboxComponent(OutboxSettings, dg.Component):
         harvest_in(context, self)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the definitions of the outbox. Resource keys contain its name, so that there may be many outboxes."""
+        """Return the definitions of the outbox. Resource keys contain its name, so that there may be many outboxes.
+
+        Raises ConfigError for a `config_file` that cannot be right.
+        """
+        require_sound_file(self, context.project_root)
         tree = context.component_tree
         # A context that Dagster makes for a test has no module, and so no other components.
         beside = tree.get_all_components(of_type=OutboxComponent) if isinstance(tree.defs_module, ModuleType) else []

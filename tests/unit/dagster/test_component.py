@@ -366,6 +366,35 @@ def test_a_client_gets_the_command_and_the_variables(tmp_path):
 # -- the configuration file, when the definitions are loaded
 
 
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (None, "there is no configuration file"),
+        ("leaderGroupId: shop\n", "`leaderGroupId` is not a setting; did you mean `leaderGroupID`?"),
+        ("outboxTable: sales\n", "`leaderGroupID` is missing"),
+        (SOUND + "limits: {heartbeatTimeout: 4}\n", "is a number without a unit"),
+        (SOUND + "delivery: nonsense\n", "`delivery` must be"),
+    ],
+)
+def test_a_configuration_file_that_is_wrong_is_found_when_it_is_loaded(project, contents, message):
+    place = project.add({"name": "shop", "topics": ["orders"], "config_file": "harvest.yaml"})
+    if contents is not None:
+        (place / "harvest.yaml").write_text(contents)
+    with pytest.raises(ComponentTreeException, match="building definitions for shop") as refused:
+        project.load()
+    assert message in str(refused.value.__cause__)
+    assert str(place.resolve() / "harvest.yaml") in str(refused.value.__cause__)
+
+
+def test_what_only_a_run_has_is_not_asked_for(project, monkeypatch):
+    monkeypatch.setenv("HARVEST_LIMITS__HEARTBEAT_TIMEOUT_SECONDS", "nonsense")
+    place = project.add({"name": "shop", "topics": ["orders"], "config_file": "harvest.yaml", "dsn_variable": "S_DSN"})
+    (place / "harvest.yaml").write_text(SOUND)
+    project.add({"name": "crm", "topics": ["customers"], "config_file": "/nowhere/harvest.yaml"})
+    project.add({"name": "billing", "topics": ["invoices"]})
+    assert {"shop_harvester", "crm_harvester", "billing_harvester"} <= set(project.load().resources)
+
+
 # -- the schema, and what is scaffolded
 
 
