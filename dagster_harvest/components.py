@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
@@ -22,12 +22,25 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
+_OFTEN_SET = """\
+  # table: sales.outbox            # default: as in the harvester's YAML, or `outbox`
+  # config_file: harvest.yaml      # the harvester's YAML, beside this file; default: the file HARVEST_CONFIG names
+  # dsn_variable: {variable}_DSN   # the environment variable with the connection string; default: HARVEST_DSN
+"""
+
 
 class OutboxScaffoldParams(BaseModel):
     """Options of `dg scaffold defs`."""
 
     name: str = Field(default="", description="Name of the outbox in Dagster. Default: the folder's name.")
     topics: str = Field(default="orders", description="Kafka topics of its records, with commas between.")
+
+    @field_validator("topics")
+    @classmethod
+    def _some(cls, topics: str) -> str:
+        if not _listed(topics):
+            raise ValueError("names no topic: write `--topics orders,refunds`, or leave it out")
+        return topics
 
 
 class OutboxScaffolder(dg.Scaffolder[OutboxScaffoldParams]):
@@ -39,11 +52,18 @@ class OutboxScaffolder(dg.Scaffolder[OutboxScaffoldParams]):
         return OutboxScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[OutboxScaffoldParams]) -> None:
-        """Write the file, with `name` and `topics`."""
+        """Write the file, with `name` and `topics`, and what is often set as comments."""
         folder = re.sub(r"[^A-Za-z0-9_]", "_", request.target_path.name)
         name = request.params.name or (folder if folder[:1].isalpha() else f"outbox_{folder}")[:50]
-        topics = [topic.strip() for topic in request.params.topics.split(",") if topic.strip()]
-        dg.scaffold_component(request, {"name": name, "topics": topics})
+        dg.scaffold_component(request, {"name": name, "topics": _listed(request.params.topics)})
+        if request.scaffold_format == "yaml":
+            file = request.target_path if request.append else request.target_path / "defs.yaml"
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(_OFTEN_SET.format(variable=name.upper()))
+
+
+def _listed(topics: str) -> list[str]:
+    return [topic.strip() for topic in topics.split(",") if topic.strip()]
 
 
 @dg.scaffold_with(OutboxScaffolder)
@@ -53,7 +73,8 @@ class OutboxComponent(OutboxSettings, dg.Component):
     type: dagster_harvest.components.OutboxComponent
     attributes:
       name: shop
-      topics: [orders]
+      topics:
+        - orders
 
     A subclass may override `get_asset_spec` and `execute`.
     """

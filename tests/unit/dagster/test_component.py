@@ -1,7 +1,9 @@
 """The component in a project: what its `defs.yaml` and its subclasses change, and what is refused when it is loaded."""
 
 import json
+import re
 import traceback
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -12,6 +14,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.serdes import serialize_value
 from pydantic import ValidationError
 
+import dagster_harvest
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
 
@@ -426,3 +429,28 @@ def test_examples_of_the_schema_are_values():
     for name, each in OutboxComponent.get_model_cls().model_json_schema()["properties"].items():
         for example in each.get("examples", []):
             OutboxComponent.from_attributes_dict(attributes={**shop, name: example})
+
+
+def test_what_is_scaffolded_has_lines_to_uncomment():
+    with create_defs_folder_sandbox() as sandbox:
+        place = sandbox.scaffold_component(OutboxComponent, "my-shop", scaffold_params={"topics": "orders, refunds"})
+        text = (place / "defs.yaml").read_text()
+    assert yaml.safe_load(text) == {"type": TYPE, "attributes": {"name": "my_shop", "topics": ["orders", "refunds"]}}
+    assert yaml.safe_load(re.sub("(?m)^  # ", "  ", text))["attributes"] == {
+        "name": "my_shop",
+        "topics": ["orders", "refunds"],
+        "table": "sales.outbox",
+        "config_file": "harvest.yaml",
+        "dsn_variable": "MY_SHOP_DSN",
+    }
+
+
+def test_no_topic_is_refused_before_anything_is_written():
+    with create_defs_folder_sandbox() as sandbox:
+        with pytest.raises(ValidationError, match="names no topic: write `--topics orders,refunds`"):
+            sandbox.scaffold_component(OutboxComponent, "shop", scaffold_params={"topics": " , "})
+        assert not (sandbox.defs_folder_path / "shop").exists()
+
+
+def test_type_checkers_read_the_types():
+    assert (Path(dagster_harvest.__file__).parent / "py.typed").is_file()
