@@ -207,6 +207,35 @@ def test_no_tag_replaces_one_that_the_supervisor_reads(project):
     assert project.load().resolve_job_def("shop_harvester_daemon").run_tags["harvest/daemon"] == "shop"
 
 
+@pytest.fixture
+def documented():
+    """Return the blocks of the section "Customize", by language."""
+    page = (Path(__file__).parents[3] / "docs" / "dagster.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Customize\n")[2].partition("\n## ")[0]
+    return lambda language: re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def test_the_documentation_customizes_an_outbox(project, documented):
+    translation, tags, _ = map(yaml.safe_load, documented("yaml"))
+    subclass, _ = documented("python")
+    (project.folder.parent / "documented.py").write_text(subclass)
+    attributes = {"name": "shop", "topics": ["orders"], "team": "streams", **translation, **tags}
+    project.add(attributes, f"{project.package}.documented.ShopOutbox")
+    loaded = project.load()
+    topic, outbox = (specs(loaded)[key] for key in ("kafka/orders_topic", "outbox/shop_outbox"))
+    assert (topic.owners, topic.group_name, topic.tags["role"]) == (["team:streams"], "streams", "topic")
+    assert (outbox.owners, outbox.group_name, outbox.tags["role"]) == (["team:sales"], "sales", "outbox")
+    assert "safe-to-evict" in loaded.resolve_job_def("shop_harvester_daemon").run_tags["dagster-k8s/config"]
+
+
+def test_the_queue_of_the_documentation_is_one_of_dagster(documented):
+    *_, queue = map(yaml.safe_load, documented("yaml"))
+    with dg.instance_for_test(overrides=queue) as instance:
+        limits = instance.get_concurrency_config().run_queue_config
+    assert limits.max_concurrent_runs == 20
+    assert limits.tag_concurrency_limits == [{"key": "dagster/backfill", "limit": 15}]
+
+
 # -- paths
 
 
