@@ -29,6 +29,7 @@ def archive_definitions(settings: OutboxSettings, archive: ArchiveSettings) -> d
         settings.archive_job_name,
         selection=dg.AssetSelection.assets(settings.archive_key),
         executor_def=dg.in_process_executor,
+        tags=settings.run_tags.of("archive"),
         description="Archives a closed segment, and reads it back.",
     )
     return dg.Definitions(assets=[asset], jobs=[job], sensors=[_sensor(settings, archive, segments, job)])
@@ -44,6 +45,8 @@ def _asset(
         kinds={"parquet"},
         description=f"Closed segments, as Parquet files in {shown(archive.url)}.",
         partitions_def=segments,
+        op_tags=settings.op.archive.tags,
+        pool=settings.op.archive.pool,
         required_resource_keys={settings.resource_key},
     )
     def archived(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:

@@ -1,21 +1,23 @@
-"""The audit's result tables in Postgres, schema `harvest_audit`, which `harvest_lib.spark.audit` writes."""
+"""The audit's result tables in Postgres, schema `harvest_audit`, which every audit writes."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
+from dagster_harvest.settings import OutboxSettings
+from harvest_lib.audit.summary import AuditSummary, require_summary, together
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.translation import translated
-from harvest_lib.spark.audit_summary import AuditSummary, require_summary, together
 
 SCHEMA = "harvest_audit"
+DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
+"""The tables of findings."""
 
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL AS found"
 _COLUMNS = """
@@ -37,8 +39,10 @@ _OURS_OF_TOPIC = """
 """
 _SAMPLED_ROWS = 20
 _PLOTTED_AUDITS = 60
-_SAMPLE = "SELECT * FROM {table} WHERE audit_id = %s ORDER BY length(record), record LIMIT {rows}"
-_COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
+_SAMPLE: LiteralString = (
+    "SELECT * FROM {table} WHERE audit_id = ANY (%s) ORDER BY length(record), record, audit_id LIMIT {rows}"
+)
+_COUNT: LiteralString = "SELECT count(*) AS found FROM {table} WHERE audit_id = ANY (%s)"
 
 
 class AuditMissing(HarvestError):
@@ -61,18 +65,31 @@ def last_summary(
     OutboxTableError if the table of summaries lacks columns; NothingChecked if the last audit of a single topic
     compared no records and the settings do not allow that.
     """
-    if audit_id is not None or not settings.audit.by_topic:
-        return _last(connection, settings, outbox, topics or settings.topics, audit_id)
-    found = {topic: _last(connection, settings, outbox, [topic], None) for topic in settings.topics}
+    return together(last_audits(connection, settings, outbox, audit_id=audit_id, topics=topics))
+
+
+def last_audits(
+    connection: psycopg.Connection[Any],
+    settings: OutboxSettings,
+    outbox: OutboxTable,
+    *,
+    audit_id: str | None = None,
+    topics: Sequence[str] | None = None,
+) -> list[AuditSummary]:
+    """Return the audits that `last_summary` combines: the last audit of each topic with `audit.by_topic`, else a single
+    audit. Raises its errors."""
+    if audit_id is not None or not settings.audited.by_topic:
+        return _last_rows(connection, settings, outbox, topics or settings.topics, audit_id, most=1)
+    found = {topic: _last_rows(connection, settings, outbox, [topic], None, most=1)[0] for topic in settings.topics}
     for topic, summary in found.items():
         require_compared(summary, settings)
-        if datetime.now(UTC) - summary.at > timedelta(hours=settings.audit.fail_after_hours):
+        if datetime.now(UTC) - summary.at > timedelta(hours=settings.audited.fail_after_hours):
             raise AuditMissing(
-                f"the topic {topic!r} was not audited for {settings.audit.fail_after_hours:g} hours",
+                f"the topic {topic!r} was not audited for {settings.audited.fail_after_hours:g} hours",
                 evidence=f"its last audit is {summary.audit_id}, of {summary.at:%Y-%m-%d %H:%M}",
-                next_step=f"materialize the partition {topic!r} of the audit's assets",
+                next_step=f"materialize the partition {topic!r} of {settings.audit_key.to_user_string()}",
             )
-    return together(list(found.values()))
+    return list(found.values())
 
 
 def past_summaries(
@@ -81,16 +98,6 @@ def past_summaries(
     """Return the summaries of the last 60 audits of this outbox and the topics, the oldest first. Raises AuditMissing
     or OutboxTableError."""
     return _last_rows(connection, settings, outbox, topics, None, most=_PLOTTED_AUDITS)[::-1]
-
-
-def _last(
-    connection: psycopg.Connection[Any],
-    settings: OutboxSettings,
-    outbox: OutboxTable,
-    topics: Sequence[str],
-    audit_id: str | None,
-) -> AuditSummary:
-    return _last_rows(connection, settings, outbox, topics, audit_id, most=1)[0]
 
 
 def _last_rows(
@@ -102,9 +109,9 @@ def _last_rows(
     *,
     most: int,
 ) -> list[AuditSummary]:
-    is_of_topic = settings.audit.by_topic and audit_id is None
-    next_step = "materialize the audit's assets, or run `python -m harvest_lib.spark.audit`"
-    prefix = audit_id or settings.audit.id_prefix or ""
+    is_of_topic = settings.audited.by_topic and audit_id is None
+    next_step = f"materialize the asset {settings.audit_key.to_user_string()}"
+    prefix = audit_id or settings.audited.id_prefix or ""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = {row["attname"] for row in cursor.execute(_COLUMNS)}
         if not found:
@@ -130,36 +137,50 @@ def _last_rows(
 
 def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSummary:
     """Return the summary. Raises NothingChecked if the audit compared nothing and the settings do not allow that."""
-    if summary.is_empty and not settings.audit.allow_empty:
+    if summary.is_empty and not settings.audited.allow_empty:
         raise summary.nothing_checked("set `allow_empty: true` below `audit`")
     return summary
 
 
 def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:
     """Return the number of an audit's rows in each table of DETAIL_TABLES, 0 for a table that does not exist."""
-    counts = {}
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        for name in DETAIL_TABLES:
-            row = cursor.execute(_EXISTS, (f"{SCHEMA}.{name}",)).fetchone()
-            if row is None or not row["found"]:
-                counts[name] = 0
-                continue
-            table = sql.Identifier(SCHEMA, name)
-            row = cursor.execute(sql.SQL(_COUNT).format(table=table), (audit_id,)).fetchone()
-            counts[name] = int(row["found"]) if row is not None else 0
-    return counts
+    counted = {name: _rows(connection, _COUNT, name, [audit_id]) for name in DETAIL_TABLES}
+    return {name: int(rows[0]["found"]) if rows else 0 for name, rows in counted.items()}
 
 
-def sample(connection: psycopg.Connection[Any], audit_id: str, table: str) -> str:
-    """Return an audit's first rows in a detail table as a Markdown table; an empty text if there are no rows."""
-    name, first = sql.Identifier(SCHEMA, table), sql.Literal(_SAMPLED_ROWS)
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(sql.SQL(_SAMPLE).format(table=name, rows=first), (audit_id,)).fetchall()
-    if not found:
-        return ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRows:
+    """The first rows of audits in a table of findings: the ids of the records, and the rows as a Markdown table."""
+
+    records: Sequence[str]
+    markdown: str
+
+
+def sample(connection: psycopg.Connection[Any], audit_ids: Sequence[str], table: str) -> FoundRows | None:
+    """Return the first 20 rows of audits in a table of DETAIL_TABLES; None if there are no rows, or no such table."""
+    if not (found := _rows(connection, _SAMPLE, table, audit_ids)):
+        return None
     names = [each for each in found[0] if each != "audit_id"]
     lines = [names, ["---"] * len(names), *([_cell(row[each]) for each in names] for row in found)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    markdown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return FoundRows(records=list(dict.fromkeys(str(row["record"]) for row in found)), markdown=markdown)
+
+
+def rows_query(audit_ids: Sequence[str], table: str) -> str:
+    """Return a query, to be typed, of all rows of audits in a table of DETAIL_TABLES."""
+    listed = sql.SQL(", ").join(map(sql.Literal, audit_ids)).as_string(None)
+    return f"SELECT * FROM {SCHEMA}.{table} WHERE audit_id IN ({listed})"  # noqa: S608 - literals
+
+
+def _rows(
+    connection: psycopg.Connection[Any], query: LiteralString, table: str, audit_ids: Sequence[str]
+) -> list[dict[str, Any]]:
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_EXISTS, (f"{SCHEMA}.{table}",)).fetchone()
+        if row is None or not row["found"]:
+            return []
+        named = sql.SQL(query).format(table=sql.Identifier(SCHEMA, table), rows=sql.Literal(_SAMPLED_ROWS))
+        return cursor.execute(named, (list(audit_ids),)).fetchall()
 
 
 def _cell(value: object) -> str:

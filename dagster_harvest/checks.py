@@ -1,30 +1,29 @@
 """Checks of an outbox, its topics and its audits, with numbers.
 
-backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
+backlog_age, backlog_size,    of the outbox; evaluated by each tick of the supervisor, or on request (`state_checks`)
+parked, leader
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
 lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block downstream assets, whose data
-ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make
-expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
+ordering                      would be wrong; `duplicates` warns of copies that at-least-once delivery may make. A
+                              failed check shows its first findings
+expectations                  of the last audit, by the suite (Great Expectations)
 
 An unknown number is not zero: a check that cannot read its input fails and reports why. A check of an audit that
 compared nothing fails too.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.audit_results import last_summary, require_compared
+from dagster_harvest.audit_results import FoundRows, last_audits, require_compared, rows_query, sample
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
+from harvest_lib.audit.summary import AuditSummary, together
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import StatusReader
-from harvest_lib.spark.audit_summary import AuditSummary
 from harvest_lib.subscriptions.backlog import Backlog
-
-BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 
 Verdict = dg.AssetCheckResult
 
@@ -133,6 +132,9 @@ _JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "ordering": judged_ordering,
     "duplicates": judged_duplicates,
 }
+_TABLES = {"lost": "lost", "unknown": "unknown", "ordering": "reorderings", "duplicates": "duplicates"}
+"""The table of `harvest_audit` with the findings of each check."""
+_NAMED_RECORDS = 3
 _DOES_NOT_BLOCK = "duplicates"
 """The check that blocks no assets: consumers of an at-least-once delivery expect duplicates."""
 
@@ -145,35 +147,9 @@ def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
 # -- the checks as Dagster runs them
 
 
-def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    """Return the checks of the backlog."""
-
-    @dg.multi_asset_check(
-        name=f"{settings.name}_backlog",
-        specs=[
-            dg.AssetCheckSpec(
-                "backlog_age", asset=settings.outbox_key, description="How long the oldest record has waited."
-            ),
-            dg.AssetCheckSpec("backlog_size", asset=settings.outbox_key, description="How many records wait."),
-        ],
-        required_resource_keys={settings.resource_key},
-    )
-    def backlog(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
-        resource = _resource(context, settings)
-        try:
-            with resource.connect() as connection:
-                verdicts = judged_backlog(StatusReader(connection, resource.config()).waiting(), settings.thresholds)
-        except HarvestError as error:
-            verdicts = (unreadable(error), unreadable(error))
-        for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True):
-            yield named(verdict, name, settings.outbox_key)
-
-    return backlog
-
-
 def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    """Return the checks of the last audit's summary."""
-    key = settings.audit_key("summary")
+    """Return the checks of the last audit."""
+    key = settings.audit_key
 
     @dg.multi_asset_check(
         name=f"{settings.name}_audit_checks",
@@ -187,15 +163,49 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         try:
             resource = _resource(context, settings)
             with resource.connect() as connection:
-                summary = require_compared(last_summary(connection, settings, resource.table), settings)
+                audits = last_audits(connection, settings, resource.table)
+                summary = require_compared(together(audits), settings)
+                verdicts = {name: judge(summary) for name, judge in _JUDGES.items()}
+                for name in [name for name, verdict in verdicts.items() if not verdict.passed]:
+                    found = sample(connection, [each.audit_id for each in audits], _TABLES[name])
+                    verdicts[name] = with_findings(verdicts[name], name, found, audits, settings)
         except HarvestError as error:
-            for name in _JUDGES:
-                yield named(unreadable(error), name, key)
-            return
-        for name, judge in _JUDGES.items():
-            yield named(judge(summary), name, key)
+            verdicts = {name: unreadable(error) for name in _JUDGES}
+        for name, verdict in verdicts.items():
+            yield named(verdict, name, key)
+        if wrong := [each for name, each in verdicts.items() if not each.passed and name != _DOES_NOT_BLOCK]:
+            raise stopped(wrong, settings)
 
     return audit
+
+
+def with_findings(
+    verdict: Verdict, name: str, found: FoundRows | None, audits: Sequence[AuditSummary], settings: OutboxSettings
+) -> Verdict:
+    """Return the failed verdict with the first records that it is about, and the next step."""
+    rows = rows_query([each.audit_id for each in audits], _TABLES[name])
+    next_step = f"{rows}; after a repair {settings.audit_command}"
+    shown: dict[str, Any] = {}
+    description = verdict.description
+    if found is not None:
+        shown = {"sample": dg.MetadataValue.md(found.markdown), "records_found": ", ".join(found.records)}
+        description = f"{verdict.description}, such as record {', '.join(found.records[:_NAMED_RECORDS])}"
+    return Verdict(
+        passed=False,
+        severity=verdict.severity,
+        description=description,
+        metadata={**verdict.metadata, **shown, "next_step": next_step},
+    )
+
+
+def stopped(wrong: Sequence[Verdict], settings: OutboxSettings) -> dg.Failure:
+    """Return the failure of a run whose audit did not pass: the numbers of the failed checks in a sentence."""
+    causes = list(dict.fromkeys(str(each.description) for each in wrong))
+    return dg.Failure(
+        description=f"the audit of {settings.name} did not pass: {'; '.join(causes)}",
+        metadata={"next_step": f"read the checks of {settings.audit_key.to_user_string()}"},
+        allow_retries=False,
+    )
 
 
 def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:

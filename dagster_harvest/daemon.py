@@ -3,7 +3,8 @@
 Steps
 1. claim the run's row of heartbeats (`dagster_harvest.heartbeat`); the claim fails if another living run has the row
 2. start the harvester, which leads or is a standby
-3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
+3. report numbers every few seconds: a log line, and an observation of each topic with a changed number; materialize
+   topics that got records (`dagster_harvest.topic_reports`)
 4. end when Dagster terminates the run by SIGTERM, when the harvester fails, when another run has claimed the row, or
    when the supervisor requests another version: the harvester stops and hands leadership over, and the row records an
    orderly stop
@@ -13,26 +14,27 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
 
 import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
+from dagster_harvest.forwarded_logs import forwarded_logs
 from dagster_harvest.heartbeat import HeartbeatPlace
 from dagster_harvest.heartbeat_thread import HeartbeatThread
+from dagster_harvest.leading import Leading
 from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topic_reports import TopicReports
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
+from harvest_lib.harvester.watermark import DeliveryProgress, Watermark
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.subscriptions.backlog import Backlog
 from harvest_lib.telemetry.otel_metrics import is_reported, reported
 from harvest_lib.telemetry.server import Listener, parse_address
 
@@ -50,30 +52,41 @@ VERSION_TAG = "harvest/version"
 LEAVING_TAG = "harvest/hand_over_to"
 """The tag by which the supervisor requests a run to end, so that a run of another version can start."""
 
-_MATERIALIZE_SECONDS = 3600.0
-"""The shortest interval between two materializations of a topic. A run materializes its topics when it begins to lead,
-and later when it has delivered records."""
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
 
-def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
-    """Return the job whose run the supervisor keeps alive."""
+def harvest_in(context: dg.OpExecutionContext, settings: OutboxSettings) -> None:
+    """Harvest in a run until it is terminated, or asked to hand over, or an error that is not temporary ends it.
+
+    Raises Failure for that error.
+    """
+    failure: dg.Failure | None = None
+    try:
+        _Daemon(context, settings).run()
+    except HarvestError as error:
+        failure = as_failure(error)
+    if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
+        raise failure
+
+
+def daemon_job(
+    settings: OutboxSettings, execute: Callable[[dg.OpExecutionContext], None] | None = None
+) -> dg.JobDefinition:
+    """Return the job whose run the supervisor keeps alive. `execute` is the body of its op; the default harvests."""
 
     @dg.op(
         name=f"harvest_{settings.name}",
         required_resource_keys={settings.resource_key},
-        tags={"kind": "kafka"},
+        tags={"kind": "kafka", **settings.op.daemon.tags},
+        pool=settings.op.daemon.pool,
     )
     def harvest(context: dg.OpExecutionContext) -> None:
         """Harvest until the run is terminated or an error that is not temporary ends it."""
-        failure: dg.Failure | None = None
-        try:
-            _Daemon(context, settings).run()
-        except HarvestError as error:
-            failure = as_failure(error)
-        if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
-            raise failure
+        if execute is None:
+            harvest_in(context, settings)
+        else:
+            execute(context)
 
     @dg.job(
         name=settings.daemon_job_name,
@@ -82,7 +95,12 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         executor_def=dg.in_process_executor,
         # Dagster's own retries are off because they ignore heartbeats: only the supervisor starts the next run. The
         # deployment's limit on run time (`run_monitoring.max_runtime_seconds`) is off because this run has no end.
-        tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0", dg.MAX_RUNTIME_SECONDS_TAG: "0"},
+        tags={
+            **settings.run_tags.of("daemon"),
+            DAEMON_TAG: settings.name,
+            "dagster/max_retries": "0",
+            dg.MAX_RUNTIME_SECONDS_TAG: "0",
+        },
     )
     def job() -> None:
         harvest()
@@ -116,9 +134,10 @@ class _Daemon:
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
         self._version = version_of(self._config, settings.daemon)
+        self._leading = Leading(self._config.name)
         self._last = (time.monotonic(), 0)
         self._reported: Numbers | None = None
-        self._materialized_at: float | None = None
+        self._watermark = Watermark()
         self._worked_seconds = 0.0
         self._has_told_of_work = False
 
@@ -136,7 +155,7 @@ class _Daemon:
             self._generation = heartbeat_thread.start(
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
-            with _forwarded_logs(self._told):
+            with forwarded_logs(self._told):
                 self._harvest(heartbeat_thread, place.slot)
         finally:
             heartbeat_thread.close()
@@ -144,6 +163,9 @@ class _Daemon:
     def _harvest(self, heartbeat_thread: HeartbeatThread, slot: int) -> None:
         tune_interpreter()  # Dagster's launchers give each run a process of its own
         harvest = Harvest(self._config)
+        self._topics = TopicReports(
+            self._context, self._settings, self._config, harvest.count_topics(), _without_dagsters_storage
+        )
         with self._served(harvest, slot):
             self._serve(harvest, heartbeat_thread)
 
@@ -184,6 +206,7 @@ class _Daemon:
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
+                self._topics.materialize()
                 if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
                         "another run replaced this run",
@@ -192,8 +215,12 @@ class _Daemon:
                     )
                 if time.monotonic() >= due:
                     if (successor := self._leaves_for()) is not None:
-                        self._say(f"hands over: code or configuration are {successor} now, this is {self._version}")
+                        is_new = successor != self._version
+                        changed = f"code or configuration are {successor} now, this is {self._version}"
+                        self._say(f"hands over: {changed if is_new else 'it has run for `rotate_after_hours`'}")
                         break
+                    with _without_dagsters_storage():
+                        self._leading.tell(self._context.instance, self._context.run.run_id)
                     self._report(harvest)
                     due = time.monotonic() + self._settings.daemon.report_every_seconds
         finally:  # an interrupt is a BaseException
@@ -206,6 +233,7 @@ class _Daemon:
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
         self._pass_on()
+        self._topics.finish()
         self._say(f"stopped after {harvest.delivered_records:,} records, in {time.monotonic() - began:.2f} s")
 
     def _report(self, harvest: Harvest) -> None:
@@ -213,6 +241,7 @@ class _Daemon:
         then, before = self._last
         self._last = now, delivered
         leader_id = harvest.leader_id
+        self._topics.progress = progress = self._progress()
         numbers = Numbers(
             at=now,
             delivered=delivered,
@@ -221,22 +250,14 @@ class _Daemon:
             leader_id=str(leader_id) if leader_id is not None else None,
             generation=self._generation,
             version=self._version,
-            waiting=self._waiting(),
+            waiting=progress.waiting if progress is not None else None,
         )
         self._tell_of_work(numbers, delivered - before, now - then)
+        self._topics.observe(numbers)
         if numbers.says_nothing_after(self._reported):
             return
         self._reported = numbers
         self._say(numbers.line())
-        is_new = leader_id is not None and (delivered > before or self._materialized_at is None)
-        is_due = self._materialized_at is None or now - self._materialized_at >= _MATERIALIZE_SECONDS
-        for key in self._settings.topic_keys:
-            with _without_dagsters_storage():
-                self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
-                if is_new and is_due:  # without it the lineage shows the topic as never filled
-                    self._context.log_event(dg.AssetMaterialization(asset_key=key, metadata=numbers.metadata()))
-        if is_new and is_due:
-            self._materialized_at = now
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
         """Tag the run after it has worked for long enough. If Dagster's storage is unavailable, the next report tries
@@ -270,15 +291,16 @@ class _Daemon:
             run = self._context.instance.get_run_by_id(self._context.run.run_id)
         return run.tags.get(LEAVING_TAG) if run is not None else None
 
-    def _waiting(self) -> Backlog | None:
+    def _progress(self) -> DeliveryProgress | None:
         try:
             with self._resource.connect() as connection:
-                return StatusReader(connection, self._config).waiting()
+                return self._watermark.read(connection, self._config)
         except (DatabaseError, OutboxTableError) as error:  # the harvester itself retries, or ends with the error
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
 
     def _hear(self, event: Event) -> None:
+        self._leading.hear(event)
         match event:
             case LeaderAcquired():
                 self._told.put((logging.INFO, f"leads shard {event.shard} as {event.leader_id}"))
@@ -310,28 +332,3 @@ def _without_dagsters_storage() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - any storage has its own errors; an interrupt is a BaseException
         _log.warning("event_log_failed", extra={"reason": type(error).__name__})
-
-
-class _QueueHandler(logging.Handler):
-    def __init__(self, logs: "queue.SimpleQueue[tuple[int, str]]") -> None:
-        super().__init__(logging.WARNING)
-        self._logs = logs
-
-    def emit(self, record: logging.LogRecord) -> None:
-        fields: Mapping[str, Any] = record.__dict__
-        reason = fields.get("reason")
-        self._logs.put((record.levelno, f"{record.getMessage()}: {reason}" if reason else record.getMessage()))
-
-
-@contextmanager
-def _forwarded_logs(logs: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
-    """Put warnings of the library and of the heartbeat thread into the queue."""
-    handler = _QueueHandler(logs)
-    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

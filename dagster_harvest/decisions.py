@@ -4,10 +4,10 @@ A run counts as alive as long as it sends heartbeats, whatever its status in Dag
 the default launcher never notices that a run's process is gone, and the run stays STARTED for ever. If a run is STARTED
 in Dagster and has sent no heartbeat for `stale_after_seconds`, the supervisor gives it up and starts the next
 generation. The delay before a start grows with the number of runs that failed in a row. A run that has delivered for
-some time resets that number.
+some time resets that number, and so does a changed version of the code or the configuration.
 
-A living run that was started with another version of the code or the configuration is requested to end in order, and
-the next generation begins with the present version.
+A living run is requested to end in order if it was started with another version, or `rotate_after_hours` ago. The next
+generation begins with the present version.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """A living run harvests with an outdated version: request it to stop in an orderly way."""
+    """A living run harvests with an outdated version, or has lived long enough: request it to stop in order."""
 
     run_id: str
     reason: str
@@ -109,7 +109,7 @@ def decide(
     for run in newest_first:
         if run.phase in _ACTIVE:
             decision = _of_active(run, heartbeat, now, settings)
-            return _handed_over(run, decision, version) if isinstance(decision, Keep) else decision
+            return _handed_over(run, decision, now, settings, version) if isinstance(decision, Keep) else decision
     known = heartbeat if isinstance(heartbeat, Heartbeat) else None
     generation = 1 + max([*(run.generation for run in runs), known.generation if known else 0])
     finished = {run.run_id for run in runs}
@@ -118,10 +118,10 @@ def decide(
         whose = "which Dagster believes ended" if known.run_id in finished else "which Dagster does not know"
         return Wait(
             seconds=settings.stale_after_seconds - known.age_seconds,
-            failures=failures_in_a_row(newest_first, settings),
+            failures=failures_in_a_row(newest_first, settings, version),
             reason=f"run {known.run_id}, {whose}, still sends heartbeats",
         )
-    failures = failures_in_a_row(newest_first, settings)
+    failures = failures_in_a_row(newest_first, settings, version)
     if failures:
         delay = backoff_seconds(failures, settings)
         # A dead run counts as failed since its last heartbeat, so the backoff begins then.
@@ -132,8 +132,7 @@ def decide(
                 seconds=delay - waited, failures=failures, reason=f"{failures} failed in a row, backing off {delay:g} s"
             )
         return Start(generation=generation, failures=failures, reason=f"after {failures} failed in a row")
-    reason = "no run has begun yet" if not runs else f"the last run has {newest_first[0].phase}"
-    return Start(generation=generation, failures=0, reason=reason)
+    return Start(generation=generation, failures=0, reason=_start_reason(newest_first, version))
 
 
 def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
@@ -142,12 +141,15 @@ def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
     return min(doubled, settings.longest_backoff_seconds)
 
 
-def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings) -> int:
-    """Return the number of failed runs in a row, from the newest run back. A run that did not fail ends the row. A
-    failed run that lived or delivered for long enough is the last one counted."""
+def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings, version: str | None) -> int:
+    """Return the number of failed runs in a row, from the newest run back. A run that did not fail, or that had another
+    version than `version`, ends the row. A failed run that lived or delivered for long enough is the last one counted.
+
+    A run that was started while the configuration could not be read has no version. For the row this is a version too.
+    """
     count = 0
     for run in newest_first:
-        if run.phase != "failed":
+        if run.phase != "failed" or run.version != version:
             break
         count += 1
         if run.has_worked:
@@ -166,11 +168,33 @@ def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
     return leads and (delivered > 0 or waiting == 0)
 
 
-def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | HandOver:
-    """Return HandOver if a living run has another version than `version`, else `kept`."""
-    if not kept.is_alive or None in (run.version, version) or run.version == version:
+def _start_reason(newest_first: Sequence[DaemonRun], version: str | None) -> str:
+    if not newest_first:
+        return "no run has begun yet"
+    last = newest_first[0]
+    if last.phase == "failed":
+        return f"the last run has failed by {_shown(last.version)}; code or configuration are {_shown(version)} now"
+    return f"the last run has {last.phase}"
+
+
+def _shown(version: str | None) -> str:
+    return version or "unreadable"
+
+
+def _handed_over(
+    run: DaemonRun, kept: Keep, now: float, settings: DaemonSettings, version: str | None
+) -> Keep | HandOver:
+    """Return HandOver if a living run has another version than `version`, or has lived for long enough; else `kept`.
+    While the configuration cannot be read, the run is kept, because its successor could not start."""
+    if not kept.is_alive or version is None:
         return kept
-    reason = f"it harvests by {run.version}, and code or configuration are {version} now"
+    lived_hours = 0.0 if run.began_at is None else (now - run.began_at) / 3600
+    if run.version is not None and run.version != version:
+        reason = f"it harvests by {run.version}, and code or configuration are {version} now"
+    elif settings.rotate_after_hours is not None and lived_hours >= settings.rotate_after_hours:
+        reason = f"the run began {lived_hours:.1f} hours ago"
+    else:
+        return kept
     if run.is_leaving:
         return Keep(run_id=run.run_id, reason=f"was asked to hand over: {reason}")
     return HandOver(run_id=run.run_id, reason=reason)
@@ -182,7 +206,13 @@ def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float
         # A queued run may wait for as long as the deployment's limits demand; a launched run must start in time.
         if run.phase == "starting" and since >= settings.start_within_seconds:
             return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
-        return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")
+        waits = f"{run.phase} for {since:.0f} s"
+        if run.phase == "queued" and since >= settings.start_within_seconds:
+            waits += (
+                ": Dagster has not launched it. Raise `max_concurrent_runs` of the run queue, or the run's tag "
+                "`dagster/priority`; if no run is launched, check that dagster-daemon runs"
+            )
+        return Keep(run_id=run.run_id, reason=waits)
     if isinstance(heartbeat, Unknown):
         return Keep(
             run_id=run.run_id, reason=f"believed {run.phase}; it is unknown whether it lives: {heartbeat.reason}"

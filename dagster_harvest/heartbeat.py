@@ -5,40 +5,31 @@ Promises
   generation. The supervisor gives a later generation to the successor of a dead run.
 - A replaced run detects the replacement at its next heartbeat, however long its process was frozen.
 - The row records an orderly stop of its run.
+
+A row with the slot -1 belongs to the supervisor of a code location, and has the time of its last tick. If a location is
+renamed or removed, its supervisor ticks no more, and the supervisor of another location ends its runs.
 """
 
 import os
 import socket
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString, Self
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.errors import LifecycleError
-from harvest_lib.grants.needed import creating, using
+from harvest_lib.errors import DatabaseAccessDenied, LifecycleError
+from harvest_lib.grants.dagster import COMMANDS
+from harvest_lib.grants.needed import using
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.daemons import create_daemons, daemons_table
+from harvest_lib.postgres.translation import translated
 
-TABLE = "harvest_daemons"
-
-_CREATE = """
-CREATE TABLE IF NOT EXISTS {table} (
-  name          text NOT NULL,
-  code_location text NOT NULL,
-  slot          integer NOT NULL,
-  run_id        text NOT NULL,
-  generation    bigint NOT NULL,
-  host          text NOT NULL,
-  pid           integer NOT NULL,
-  started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-  heartbeat_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-  stopped_at    timestamptz,
-  PRIMARY KEY (name, code_location, slot)
-)"""
-
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find no table, and one of the two then fails.
-_LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_daemons ddl', 0))"
+_SUPERVISOR_SLOT = -1
+_AWAY_SECONDS = 300.0
+"""A supervisor without a tick for this time is gone. Dagster may tick late if many sensors share a thread."""
 
 _CLAIM = """
 INSERT INTO {table} AS daemon (name, code_location, slot, run_id, generation, host, pid)
@@ -69,6 +60,15 @@ SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - hea
 FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
 """
 
+# A location without a row of its supervisor is left alone: an earlier version of this library supervises it.
+_ABANDONED = """
+SELECT run.run_id FROM {table} AS run JOIN {table} AS supervisor USING (name, code_location)
+WHERE name = %(name)s AND code_location <> %(location)s AND run.slot >= 0 AND supervisor.slot = %(slot)s
+  AND run.stopped_at IS NULL AND run.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale)s)
+  AND supervisor.heartbeat_at < clock_timestamp() - make_interval(secs => %(away)s)
+ORDER BY run.run_id
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatPlace:
@@ -97,22 +97,21 @@ class Heartbeat:
 class HeartbeatTable:
     """The table of heartbeats, on an autocommit connection of the caller. All methods raise DatabaseError."""
 
-    def __init__(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
         self._connection = connection
-        self._table = table
+        self._outbox = outbox
+        self._table = daemons_table(outbox).identifier
 
     @classmethod
     def beside(cls, connection: psycopg.Connection[Any], outbox: OutboxTable) -> Self:
         """Return the table in the schema of the outbox."""
-        return cls(connection, OutboxTable((*outbox.parts[:-1], TABLE)).identifier)
+        return cls(connection, outbox)
 
     def create(self) -> None:
-        """Create the table unless it exists."""
-        if self._exists():
-            return
-        with self._made(), self._connection.transaction():
-            self._connection.execute(_LOCK_DDL)
-            self._connection.execute(self._fill(_CREATE))
+        """Create the table unless it exists. Raises DatabaseAccessDenied, with the commands for the owner."""
+        if not self._exists():
+            with self._made():
+                create_daemons(self._connection, self._outbox)
 
     def claim(self, place: HeartbeatPlace, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
         """Claim the row for a run, and return the run's generation. Without `generation` the run gets the next number.
@@ -169,11 +168,31 @@ class HeartbeatTable:
             is_stopped=is_stopped,
         )
 
+    def supervise(self, name: str, location: str, *, stale_after_seconds: float) -> list[str]:
+        """Record a tick of the supervisor of a code location. Return the ids of runs of the same daemon that live in
+        locations whose supervisor is gone."""
+        if not self._exists():
+            return []
+        place = HeartbeatPlace(name=name, location=location, slot=_SUPERVISOR_SLOT)
+        self.claim(place, run_id="supervisor", generation=None, stale_after_seconds=stale_after_seconds)
+        values = {**place.values(), "stale": stale_after_seconds, "away": _AWAY_SECONDS}
+        with self._used():
+            return [row[0] for row in self._connection.execute(self._fill(_ABANDONED), values)]
+
     def _used(self) -> AbstractContextManager[None]:
         return using(self._connection, self._table, "SELECT, INSERT, UPDATE")
 
-    def _made(self) -> AbstractContextManager[None]:
-        return creating(self._connection, f"the table {TABLE}", self._table)
+    @contextmanager
+    def _made(self) -> Iterator[None]:
+        try:
+            with translated():
+                yield
+        except DatabaseAccessDenied as error:
+            raise DatabaseAccessDenied(
+                f"the user {self._connection.info.user!r} may not make the table {daemons_table(self._outbox)}",
+                evidence=error.evidence,
+                next_step=COMMANDS,
+            ) from error
 
     def _exists(self) -> bool:
         with self._made():  # a role without rights to the schema cannot see the table

@@ -1,6 +1,7 @@
 """The numbers that a run reports, as a log line and as metadata of its topics."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
@@ -25,22 +26,20 @@ class Numbers:
     version: str
     waiting: Backlog | None
 
-    def metadata(self) -> dict[str, dg.MetadataValue]:
-        """Return the numbers as metadata, which Dagster's UI plots."""
-        shown: dict[str, dg.MetadataValue] = {
-            "delivered_records": dg.MetadataValue.int(self.delivered),
-            "records_per_second": dg.MetadataValue.float(round(self.rate, 1)),
+    def metadata(self, *, delivered: int, rate: float) -> dict[str, Any]:
+        """Return the numbers as metadata of a topic, which Dagster's UI plots. `delivered` and `rate` are the topic's
+        own."""
+        shown: dict[str, Any] = {
+            "delivered_records": dg.MetadataValue.int(delivered),
+            "records_per_second": dg.MetadataValue.float(round(rate, 1)),
             "in_flight_records": dg.MetadataValue.int(self.in_flight),
             "is_leader": dg.MetadataValue.bool(self.leader_id is not None),
             "leader_id": dg.MetadataValue.text(self.leader_id or "standby"),
             "generation": dg.MetadataValue.int(self.generation),
             "version": dg.MetadataValue.text(self.version),
         }
-        if self.waiting is not None:
-            shown["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
-            shown["backlog_age_seconds"] = dg.MetadataValue.float(round(self.waiting.age_seconds, 3))
-            if self.waiting.epoch is not None:
-                shown["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
+        if self.waiting is not None and self.waiting.epoch is not None:
+            shown["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
         return shown
 
     def says_nothing_after(self, before: "Numbers | None") -> bool:

@@ -1,8 +1,8 @@
 """Run a module as a program under Dagster Pipes: `python -m dagster_harvest.pipes_main MODULE ARGUMENTS…`.
 
 Each line on standard output becomes a line of the run's log; a line with a JSON object also becomes a message. Lines on
-standard error become errors in the log. MODULE needs no code for Dagster. Java's output does not pass through Python;
-Dagster has it in the run's captured output.
+standard error become errors in the log, and so does the traceback of an exception. MODULE needs no code for Dagster.
+Java's output does not pass through Python; Dagster has it in the run's captured output.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ failure can quote it."""
 SUCCESS_CODES_VARIABLE = "HARVEST_PIPES_SUCCESS_CODES"
 """Name of the environment variable with the exit codes that are no failure, separated by commas. An audit that finds
 anomalies ends with such a code."""
+
+FRAMES_EXTRA = "harvest_frames"
+"""Name of the extra with the declaration that `dagster_harvest.frame_job` reads."""
 
 
 class Lines(io.TextIOBase):
@@ -58,6 +62,9 @@ def main() -> int:
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             except SystemExit as exit_:
                 code = exit_.code
+            except Exception:  # noqa: BLE001 - whatever the module raises is what the run says
+                code = 1
+                error.write(traceback.format_exc())
         out.close()
         error.close()
         if code is None or isinstance(code, int):
@@ -78,7 +85,7 @@ def _out(pipes: PipesContext, line: str) -> None:
 def _error(pipes: PipesContext, line: str, said: str | None) -> None:
     pipes.log.error(line)
     if said:
-        with Path(said).open("a") as file:
+        with contextlib.suppress(OSError), Path(said).open("a") as file:  # another machine does not have the folder
             file.write(line + "\n")
 
 

@@ -4,7 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 
-from harvest_lib.spark.audit_summary import MUST_BE_ZERO, AuditSummary
+from harvest_lib.audit.summary import MUST_BE_ZERO, AuditSummary
 
 _DELAYS = ("delay_p50_ms", "delay_p95_ms", "delay_p99_ms", "delay_max_ms")
 _COUNTS = ("committed", "backlog_records")

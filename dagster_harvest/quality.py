@@ -7,19 +7,26 @@ does not fail.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import psycopg
 from psycopg import sql
 
 from dagster_harvest.audit_results import last_summary
+from dagster_harvest.audit_settings import AuditSettings
 from dagster_harvest.checks import Verdict, named, unreadable
+from dagster_harvest.extras import CONTRACTS, EXPECTATIONS, is_wanted
+from dagster_harvest.import_path import imported
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.translation import translated
+
+if TYPE_CHECKING:
+    from harvest_lib.spark.quality.expectations import Failed
 
 SAMPLED_ROWS = 10_000
 """The number of rows that a contract checks: the newest rows of the table. The types of columns hold for the whole
@@ -37,21 +44,38 @@ JUDGED_ELSEWHERE = frozenset(
 # The first column numbers the rows, in the outbox and in every table that Spark's example creates.
 _NEWEST = "SELECT * FROM {table} ORDER BY 1 DESC LIMIT %s"
 
+_CONTRACTS = "harvest_lib.spark.quality.contracts"
+
 Read = Callable[["psycopg.Connection[Any]", OutboxTable], Any]
 """A function that reads a pandas frame. Its arguments are a connection and the outbox."""
 
 
-def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
-    """Return the checks of an outbox's rows, of its business rows if it has a writer, and of its audits."""
-    checks = [
-        # An outbox whose rows are deleted on delivery is mostly empty.
-        _contract_check(settings, settings.outbox_key, "OUTBOX", _newest(), allow_empty=True),
-        _contract_check(settings, settings.audit_key("summary"), "AUDIT_SUMMARY", _last_audit(settings)),
-        _expectations_check(settings),
-    ]
-    if settings.writer is not None and settings.business_key is not None:
-        business = OutboxTable.parse(settings.writer.table)
-        checks.append(_contract_check(settings, settings.business_key, settings.writer.contract, _newest(business)))
+def contract_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
+    """Return the checks of an outbox's rows, and of its business rows if they have a contract. Raises ConfigError if
+    they are asked for and a package is missing."""
+    if not is_wanted(CONTRACTS, asked=settings.quality, field="quality"):
+        return []
+    # An outbox whose rows are deleted on delivery is mostly empty.
+    checks = [_contract_check(settings, settings.outbox_key, f"{_CONTRACTS}.OUTBOX", _newest(), allow_empty=True)]
+    writer, key = settings.writer, settings.business_key
+    if key is not None and writer is not None and writer.contract is not None:
+        business = OutboxTable.parse(str(writer.table))
+        checks.append(_contract_check(settings, key, writer.contract, _newest(business)))
+    return checks
+
+
+def audit_quality_checks(settings: OutboxSettings, audit: AuditSettings) -> Sequence[dg.AssetChecksDefinition]:
+    """Return the checks of the audits by contract and by expectation suite. A folder for Data Docs asks for the suite.
+    Raises ConfigError as `contract_checks` does."""
+    checks: list[dg.AssetChecksDefinition] = []
+    if is_wanted(CONTRACTS, asked=settings.quality, field="quality"):
+        contract = f"{_CONTRACTS}.AUDIT_SUMMARY"
+        checks.append(_contract_check(settings, settings.audit_key, contract, _last_audit(settings)))
+    asked, field = settings.quality, "quality"
+    if asked is None and audit.docs_folder is not None:
+        asked, field = True, "audit.docs_folder"
+    if is_wanted(EXPECTATIONS, asked=asked, field=field):
+        checks.append(_expectations_check(settings, audit))
     return checks
 
 
@@ -62,7 +86,7 @@ def _contract_check(
         asset=key,
         name="schema",
         blocking=True,
-        description=f"Types, nulls and limits: the contract {contract}, held against the newest rows.",
+        description=f"Types, nulls and limits: the contract {contract}, compared with the newest rows.",
         required_resource_keys={settings.resource_key},
     )
     def schema(context: dg.AssetCheckExecutionContext) -> Verdict:
@@ -72,7 +96,7 @@ def _contract_check(
         try:
             with resource.connect() as connection:
                 frame = read(connection, resource.table)
-            getattr(contracts, contract).enforce(frame, allow_empty=allow_empty)
+            imported(contract, field="writer.contract").enforce(frame, allow_empty=allow_empty)
         except contracts.ContractBroken as error:
             verdict = unreadable(error)
             failing: Any = {f"failing_{number}": str(each) for number, each in enumerate(error.failures, 1)}
@@ -86,24 +110,23 @@ def _contract_check(
     return schema
 
 
-def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    key = settings.audit_key("summary")
-
+def _expectations_check(settings: OutboxSettings, audit: AuditSettings) -> dg.AssetChecksDefinition:
     @dg.asset_check(
-        asset=key,
+        asset=settings.audit_key,
         name="expectations",
-        description="The expectation suite over the last audit, with Data Docs. Fails for what no other check judges.",
+        description="The expectation suite over the last audit. Fails for what no other check judges.",
         required_resource_keys={settings.resource_key},
     )
     def expectations(context: dg.AssetCheckExecutionContext) -> Verdict:
         from harvest_lib.spark.quality.expectations import expect_audit  # noqa: PLC0415 - ten seconds
 
-        docs = Path(settings.audit.docs_folder or Path(context.instance.storage_directory()) / "data_docs")
+        kept = Path(audit.docs_folder, settings.name) if audit.docs_folder is not None else None
         try:
             resource = _resource(context, settings)
             with resource.connect() as connection:
                 frame = _last_audit(settings)(connection, resource.table)
-            checked = expect_audit(frame, docs=docs / settings.name)
+            with TemporaryDirectory(prefix="harvest-docs-") as folder:
+                checked = expect_audit(frame, docs=kept or Path(folder))
         except HarvestError as error:
             return unreadable(error)
         failed = [each for each in checked.failed if each.column not in JUDGED_ELSEWHERE]
@@ -115,11 +138,18 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
                 "expectations": checked.expectations,
                 "failed": len(failed),
                 "failed_and_judged_elsewhere": len(elsewhere),
-                "data_docs": dg.MetadataValue.url(checked.url),
+                **({"data_docs": dg.MetadataValue.path(checked.index)} if kept is not None else {}),
+                **({"failed_expectations": _table(checked.failed)} if checked.failed else {}),
             },
         )
 
     return expectations
+
+
+def _table(failed: "Sequence[Failed]") -> dg.TableMetadataValue:
+    records = [{name: str(value) for name, value in asdict(each).items()} for each in failed]
+    columns = [dg.TableColumn(name) for name in records[0]]
+    return dg.MetadataValue.table([dg.TableRecord(each) for each in records], dg.TableSchema(columns))
 
 
 def _newest(table: OutboxTable | None = None) -> Read:

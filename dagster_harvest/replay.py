@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from dagster import AssetExecutionContext
 
-from dagster_harvest.assets import PIPES_KEY, run_under_pipes
+from dagster_harvest.assets import run_under_pipes
 from dagster_harvest.settings import OutboxSettings
 
 _PROGRESS_SECONDS = 5.0
@@ -22,6 +22,7 @@ def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
         settings.replay_job_name,
         selection=dg.AssetSelection.assets(settings.replay_key),
         executor_def=dg.in_process_executor,
+        tags=settings.run_tags.of("replay"),
         description="Fills a new subscription's topics with records delivered before; goes on where it was.",
     )
     return dg.Definitions(assets=[replay_asset(settings)], jobs=[job])
@@ -40,7 +41,9 @@ def replay_asset(settings: OutboxSettings, module: str = "harvest_lib.spark.repl
         kinds={"spark", "kafka"},
         description="Topics of new subscriptions, filled with records delivered before; `harvest run` goes on.",
         partitions_def=dg.StaticPartitionsDefinition(list(replays)),
-        required_resource_keys={settings.resource_key, PIPES_KEY},
+        op_tags=settings.op.replay.tags,
+        pool=settings.op.replay.pool,
+        required_resource_keys={settings.resource_key, settings.pipes_key},
     )
     def replayed(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
         replay = replays[context.partition_key]

@@ -1,60 +1,33 @@
 """The sensor that keeps one run of a daemon alive per code location and slot, or watches an external harvester.
 
 A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides the tick's
-step. A tick queries brokers only if the harvester runs outside Dagster, limits each statement to some seconds, and
+step, `dagster_harvest.outbox_report` reports the outbox. A tick queries brokers only if the harvester runs outside
+Dagster, or if no run has reported a leader for a minute. It limits each statement to some seconds, never sleeps and
 never harvests. The cursor holds the last tick's observations as JSON; the tick's message has the same observations in
 words.
 """
 
 import json
 import time
-from collections.abc import Sequence
-from datetime import UTC
 from typing import Any, assert_never
 
 import dagster as dg
 
-from dagster_harvest.checks import BACKLOG_CHECKS, Verdict, judged_backlog, unreadable
-from dagster_harvest.daemon import (
-    DAEMON_TAG,
-    GENERATION_TAG,
-    LEAVING_TAG,
-    SLOT_TAG,
-    VERSION_TAG,
-    WORKED_TAG,
-    location_of,
-)
-from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
+from dagster_harvest.daemon import GENERATION_TAG, LEAVING_TAG, SLOT_TAG, VERSION_TAG, location_of
+from dagster_harvest.daemon_runs import daemon_runs
+from dagster_harvest.decisions import Decision, GiveUp, HandOver, Keep, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
+from dagster_harvest.outbox_report import OutboxReport
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topics_outside import OutsideTopics
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.subscriptions.backlog import Backlog
-
-_RUNS_READ = 25
-_REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""Seconds between two reports of unchanged verdicts, per mode. In the mode `run` the run itself reports numbers too."""
-_REPORT_FAILURE_AGAIN_SECONDS = 60.0
-"""The longest time in seconds between two reports while a check fails."""
-
-_PHASES: dict[dg.DagsterRunStatus, Phase] = {
-    dg.DagsterRunStatus.QUEUED: "queued",
-    dg.DagsterRunStatus.NOT_STARTED: "starting",
-    dg.DagsterRunStatus.MANAGED: "started",
-    dg.DagsterRunStatus.STARTING: "starting",
-    dg.DagsterRunStatus.STARTED: "started",
-    dg.DagsterRunStatus.CANCELING: "canceling",
-    dg.DagsterRunStatus.CANCELED: "canceled",
-    dg.DagsterRunStatus.FAILURE: "failed",
-    dg.DagsterRunStatus.SUCCESS: "succeeded",
-}
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
     """Return the sensor. It is on by default, because an outbox is added to be harvested. `job` is None in
-    the mode `external`."""
+    the modes `external` and `drain`."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -63,10 +36,10 @@ def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) ->
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
         description=(
-            f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the backlog's "
+            f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the outbox's "
             "checks. Turn it off before you terminate a run that shall stay stopped."
             if settings.daemon.mode == "run"
-            else "Watches a harvester that runs elsewhere and evaluates the backlog's checks."
+            else "Watches the outbox, which no permanent run harvests, and evaluates its checks."
         ),
     )
     def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -85,7 +58,9 @@ class _Tick:
         self._seen: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
         self._version: str | None = None
         self._leaving: list[HandOver] = []
+        self._abandoned: list[str] = []
         self._all_are_there = True
+        self._alive: set[str] = set()
 
     def result(self) -> dg.SensorResult:
         requests: list[dg.RunRequest] = []
@@ -99,7 +74,12 @@ class _Tick:
                 said.append(words)
                 state[f"slot {slot}"] = seen
             self._hand_over()
-        events, words = self._backlog_events(state)
+            said += self._end_abandoned()
+        report = OutboxReport(self._context.instance, self._settings, self._resource, self._seen.get("outbox", {}))
+        events, words = report.make(self._alive)
+        state["outbox"] = report.kept
+        if self._settings.daemon.mode == "external":
+            events += self._topic_events(state, report.leader)
         said.append(words)
         message = "; ".join(said)
         self._context.log.info(message)
@@ -116,11 +96,10 @@ class _Tick:
         place = HeartbeatPlace(name=self._settings.name, location=self._location, slot=slot)
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
-        if isinstance(decision, GiveUp):
-            # After an outage of Postgres all heartbeats are old at first: living runs get time for a new heartbeat.
-            time.sleep(2 * self._settings.daemon.heartbeat_every_seconds)
-            heartbeat = self._heartbeat(place)
-            decision = self._decide(slot, heartbeat)
+        if isinstance(decision, GiveUp) and (suspect := self._suspected(slot, decision)) is not None:
+            self._all_are_there = False
+            words = f"run {decision.run_id} is considered dead if the next tick finds the same: {decision.reason}"
+            return None, words, {"decision": "suspect", "reason": decision.reason, "suspect": suspect}
         given_up: list[str] = []
         while isinstance(decision, GiveUp) and decision.run_id not in given_up:
             given_up.append(decision.run_id)
@@ -134,7 +113,10 @@ class _Tick:
                 "run": heartbeat.run_id,
                 "beat_age_seconds": round(heartbeat.age_seconds, 1),
             }
-        self._all_are_there &= isinstance(decision, HandOver) or (isinstance(decision, Keep) and decision.is_alive)
+        if isinstance(decision, HandOver) or (isinstance(decision, Keep) and decision.is_alive):
+            self._alive.add(decision.run_id)
+        else:
+            self._all_are_there = False
         match decision:
             case HandOver():
                 self._leaving.append(decision)
@@ -150,10 +132,19 @@ class _Tick:
             case other:
                 assert_never(other)
 
+    def _suspected(self, slot: int, decision: GiveUp) -> dict[str, Any] | None:
+        """Return what the cursor keeps about a run that looks dead for the first time, or has had too little time; None
+        if it may be given up. After an outage of Postgres all heartbeats are old at first: living runs get time for a
+        new heartbeat."""
+        suspect: dict[str, Any] | None = self._seen.get(f"slot {slot}", {}).get("suspect")
+        if suspect is None or suspect["run"] != decision.run_id:
+            return {"run": decision.run_id, "at": time.time()}
+        has_had_time = time.time() - suspect["at"] >= 2 * self._settings.daemon.heartbeat_every_seconds
+        return None if has_had_time else suspect
+
     def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
-        return decide(
-            self._runs(slot), heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version
-        )
+        runs = daemon_runs(self._context.instance, self._settings, location=self._location, slot=slot)
+        return decide(runs, heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version)
 
     def _present_version(self) -> str | None:
         try:
@@ -166,6 +157,17 @@ class _Tick:
         one at a time: the next one when every slot has a living run again."""
         if self._leaving and self._all_are_there:
             self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
+
+    def _end_abandoned(self) -> list[str]:
+        """Request runs of a code location that was renamed or removed to end. Return what was done, in words."""
+        runs = [run for each in self._abandoned if (run := self._context.instance.get_run_by_id(each)) is not None]
+        for run in runs:
+            if LEAVING_TAG not in run.tags:
+                self._context.instance.add_run_tags(run.run_id, {LEAVING_TAG: str(self._version)})
+        return [
+            f"run {run.run_id} has to hand over: its code location {location_of(run)} has no supervisor any more"
+            for run in runs
+        ]
 
     def _request(self, slot: int, decision: Start) -> dg.RunRequest:
         key = f"{self._settings.name}:{slot}:{decision.generation}"
@@ -188,106 +190,24 @@ class _Tick:
         try:
             with self._resource.connect() as connection:
                 outbox = OutboxTable.parse(self._resource.config().outbox_table)
-                return HeartbeatTable.beside(connection, outbox).read(place)
+                heartbeats = HeartbeatTable.beside(connection, outbox)
+                self._abandoned = heartbeats.supervise(
+                    place.name, place.location, stale_after_seconds=self._settings.daemon.stale_after_seconds
+                )
+                return heartbeats.read(place)
         except HarvestError as error:
             return Unknown(reason=error.cause)
 
-    def _runs(self, slot: int) -> Sequence[DaemonRun]:
-        found = self._context.instance.get_run_records(
-            dg.RunsFilter(job_name=self._settings.daemon_job_name, tags={DAEMON_TAG: self._settings.name}),
-            limit=_RUNS_READ * self._settings.daemon.runs,
-        )
-        return [
-            _seen(record)
-            for record in found
-            if location_of(record.dagster_run) == self._location
-            and int(record.dagster_run.tags.get(SLOT_TAG, "0")) == slot
-            and record.dagster_run.status in _PHASES
-        ]
-
-    # -- the outbox
-
-    def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
-        """Return the events of the backlog's checks, and a summary. For an external harvester the events include
-        observations of the topics."""
-        waiting: Backlog | None = None
-        leads: str | None = None
+    def _topic_events(self, state: dict[str, Any], leader: str | None) -> list[Any]:
+        """Return the events of topics whose harvester runs outside Dagster; none if the outbox cannot be read."""
+        topics = OutsideTopics(self._settings, self._seen.get("topics", {}), time.time())
+        state["topics"] = self._seen.get("topics", {})
         try:
+            config = self._resource.config()
             with self._resource.connect() as connection:
-                config = self._resource.config()
-                status = StatusReader(connection, config)
-                waiting = status.waiting()
-                leads = status.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
-        except HarvestError as error:
-            self._context.log.warning(str(error))
-            verdicts = (unreadable(error), unreadable(error))
-            words = f"the outbox cannot be read: {error.cause}"
-        else:
-            verdicts = judged_backlog(waiting, self._settings.thresholds)
-            words = f"backlog {waiting}, the oldest {waiting.age_seconds:.1f} s"
-            if self._settings.daemon.mode == "external":
-                words += f", led by {leads or 'no process that Kafka knows'}"
-        if not self._is_due(verdicts, leads, state):
-            return [], words
-        events: list[Any] = [
-            dg.AssetCheckEvaluation(
-                asset_key=self._settings.outbox_key,
-                check_name=name,
-                passed=verdict.passed,
-                severity=verdict.severity,
-                metadata=verdict.metadata,
-                description=verdict.description,
-            )
-            for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True)
-        ]
-        if self._settings.daemon.mode == "external" and waiting is not None:
-            events += [
-                dg.AssetObservation(asset_key=key, metadata=_seen_outside(waiting, leads))
-                for key in self._settings.topic_keys
-            ]
-        return events, words
-
-    def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a report is due: a verdict or the leader has changed, or the last report is too old. Save the
-        latest report in `state`."""
-        before = self._seen.get("reported", {})
-        now = time.time()
-        reported = {
-            "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
-            "at": now,
-            "leader": leads,
-        }
-        longest = _REPORT_AGAIN_SECONDS[self._settings.daemon.mode]
-        if not all(each.passed for each in verdicts):
-            longest = min(longest, _REPORT_FAILURE_AGAIN_SECONDS)
-        is_news = any(reported[each] != before.get(each) for each in ("verdicts", "leader"))
-        is_due = is_news or now - before.get("at", 0.0) >= longest
-        state["reported"] = reported if is_due else before
-        return is_due
-
-
-def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:
-    return {
-        "backlog_records": waiting.records,
-        "backlog_age_seconds": round(waiting.age_seconds, 3),
-        "leader": leads or "nobody",
-        **({"epoch": waiting.epoch} if waiting.epoch is not None else {}),
-    }
-
-
-def _seen(record: dg.RunRecord) -> DaemonRun:
-    run = record.dagster_run
-    phase = _PHASES[run.status]
-    updated = record.update_timestamp
-    # All storages return UTC, but some return it without a time zone.
-    updated_at = (updated if updated.tzinfo else updated.replace(tzinfo=UTC)).timestamp()
-    return DaemonRun(
-        run_id=run.run_id,
-        generation=int(run.tags.get(GENERATION_TAG, "0")),
-        phase=phase,
-        changed_at=record.end_time or (record.start_time if phase == "started" else None) or updated_at,
-        began_at=record.start_time,
-        has_worked=WORKED_TAG in run.tags,
-        version=run.tags.get(VERSION_TAG),
-        is_leaving=LEAVING_TAG in run.tags,
-    )
+                progress = topics.read(connection, config)
+        except HarvestError:  # the report on the outbox has the reason
+            return []
+        events = topics.events(config, progress, leader)
+        state["topics"] = topics.state
+        return events

@@ -58,20 +58,29 @@ def audit(
     `spill_directory` is the folder of the temporary database (default: the system's folder for temporary files), which
     needs about 150 bytes for each record.
     """
-    with _temporary_database(spill_directory) as database:
+    with temporary_database(spill_directory) as database:
         database.executemany(queries.ADD_COMMITTED, committed)
         database.executemany(queries.ADD_PENDING, ((record_id,) for record_id in pending))
-        database.executemany(queries.ADD_OBSERVED, observed)
-        database.execute(queries.INDEX_IDS)
-        database.execute(queries.INDEX_SEQUENCES)
+        add_observed(database, observed)
         if committed_again is not None and database.execute(queries.UNKNOWN).fetchone():
             database.executemany(queries.ADD_ARRIVALS, committed_again())
             database.execute(queries.KEEP_ARRIVALS_SEEN)
-        database.execute(queries.SET_OTHERS_ASIDE)
-        database.execute(queries.FORGET_OTHERS)
-        for statement in (queries.CREATE_STEPS, queries.INDEX_STEPS, queries.CREATE_COPIES, queries.INDEX_COPIES):
-            database.execute(statement)
+        find_copies(database)
         return _report(database, examples=examples, show_keys=show_keys, purged_when_delivered=purged_when_delivered)
+
+
+def add_observed(database: sqlite3.Connection, observed: Iterable[ObservedRecord]) -> None:
+    """Write the records in Kafka, and index them."""
+    database.executemany(queries.ADD_OBSERVED, observed)
+    database.execute(queries.INDEX_IDS)
+    database.execute(queries.INDEX_SEQUENCES)
+
+
+def find_copies(database: sqlite3.Connection) -> None:
+    """Set records with other contents aside; find steps back and copies among the remaining records in Kafka."""
+    statements = (queries.SET_OTHERS_ASIDE, queries.FORGET_OTHERS, queries.CREATE_STEPS, queries.INDEX_STEPS)
+    for statement in (*statements, queries.CREATE_COPIES, queries.INDEX_COPIES):
+        database.execute(statement)
 
 
 def _report(
@@ -132,7 +141,7 @@ def _number(database: sqlite3.Connection, query: str) -> int:
 
 
 @contextmanager
-def _temporary_database(directory: Path | None) -> Iterator[sqlite3.Connection]:
+def temporary_database(directory: Path | None = None) -> Iterator[sqlite3.Connection]:
     """Open a database without a name. SQLite unlinks its file right after creating it."""
     database = sqlite3.connect("", isolation_level=None)
     try:

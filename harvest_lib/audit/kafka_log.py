@@ -70,6 +70,19 @@ def read_topics(
         consumer.close()
 
 
+def committed_ends(settings: Mapping[str, object], topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Return the current end of each partition for readers of committed records: the first open transaction, or the end
+    of the log. Raises the errors of `read_topics`."""
+    said = LastError()
+    consumer = _consumer(settings, "read_committed", said)
+    try:
+        return {place: end for place, (_, end) in _ranges(consumer, topics).items()}
+    except KafkaException as error:
+        raise _translate(error.args[0], said, settings) from error
+    finally:
+        consumer.close()
+
+
 def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastError) -> Consumer:
     with refused_settings():
         return Consumer(

@@ -4,7 +4,9 @@ The query of an anomaly returns a row (topic, partition, offset, id, key) for ea
 """
 
 CREATE_TABLES = """
-CREATE TABLE committed (id INTEGER PRIMARY KEY, key BLOB, content BLOB);
+CREATE TABLE committed (
+    id INTEGER PRIMARY KEY, key BLOB, content BLOB, topic TEXT, state INTEGER, since_us INTEGER
+);
 CREATE TABLE pending (id INTEGER PRIMARY KEY);
 CREATE TABLE arrivals (id INTEGER PRIMARY KEY, key BLOB, content BLOB);
 CREATE TABLE observed (
@@ -13,7 +15,7 @@ CREATE TABLE observed (
 );
 """
 
-ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?, ?)"
+ADD_COMMITTED = "INSERT OR IGNORE INTO committed (id, key, content) VALUES (?, ?, ?)"
 ADD_PENDING = "INSERT OR IGNORE INTO pending VALUES (?)"
 ADD_ARRIVALS = "INSERT OR IGNORE INTO arrivals VALUES (?, ?, ?)"
 ADD_OBSERVED = "INSERT INTO observed VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -27,7 +29,7 @@ CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id 
 # Arrivals are the rows of the second query, which also has records that were committed while the audit read. Only
 # records that are in Kafka are added.
 KEEP_ARRIVALS_SEEN = """
-INSERT OR IGNORE INTO committed
+INSERT OR IGNORE INTO committed (id, key, content)
 SELECT id, key, content FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
 """
 
@@ -35,7 +37,7 @@ SELECT id, key, content FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE
 # so that they are different records.
 SET_OTHERS_ASIDE = """
 CREATE TABLE others AS
-SELECT observed.rowid AS record, topic, partition, offset, observed.id, observed.key
+SELECT observed.rowid AS record, observed.topic, partition, offset, observed.id, observed.key, leader
 FROM observed NOT INDEXED JOIN committed ON committed.id = observed.id
 WHERE observed.content <> committed.content
 """
@@ -95,15 +97,16 @@ GROUP BY id
 """
 OTHER_CONTENTS = "SELECT topic, partition, offset, id, key FROM others"
 WRONG_KEY = """
-SELECT topic, partition, offset, observed.id, observed.key
+SELECT observed.topic, partition, offset, observed.id, observed.key
 FROM observed NOT INDEXED JOIN committed ON committed.id = observed.id
 WHERE committed.key IS NOT NULL AND observed.key IS NOT committed.key
 """
 ADJACENT_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE adjacent"
 SEPARATED_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE copy > 1 AND NOT adjacent"
 UNEXPLAINED_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE copy > 1 AND NOT explained"
-REORDERED = """
-SELECT topic, partition, offset, id, key FROM (
+# First occurrences that are out of order, with the id of the previous first occurrence of the key.
+REORDERINGS = """
+SELECT topic, partition, offset, id, key, id_before FROM (
     SELECT
         topic, partition, offset, id, key,
         lag(id) OVER (PARTITION BY topic, key, partition ORDER BY offset) AS id_before
@@ -113,6 +116,7 @@ SELECT topic, partition, offset, id, key FROM (
 )
 WHERE id < id_before
 """
+REORDERED = f"SELECT topic, partition, offset, id, key FROM ({REORDERINGS})"  # noqa: S608 - as above
 ORDER_VIOLATIONS = "SELECT topic, partition, offset, id, key FROM steps WHERE id < id_before AND key IS NOT NULL"
 SPLIT_KEYS = """
 SELECT topic, partition, offset, id, key FROM observed

@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 _CONTENT_BYTES = 8
 
+MUST_COME, PARKED, WAITS = 0, 1, 2
+"""States of a committed record: the harvester has delivered the record, could not send it, or has not reached it
+yet."""
+
 CONTENT = f"coalesce(substr(sha256({{value}}), 1, {_CONTENT_BYTES}), ''::bytea)"
 """SQL expression of Postgres for a record's content, from the bytes of its value. Its result equals `content_of`."""
 

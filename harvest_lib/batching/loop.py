@@ -294,6 +294,7 @@ class BatchLoop:
         if not failed:
             return False
         delivered = self._batch.defer_failed(failed)
+        self._ports.observers.delivered_except(failed)
         self._checkpoints.last, self._checkpoints.position = self._following(position, delivered), position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)

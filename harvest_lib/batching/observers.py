@@ -1,7 +1,7 @@
 """Observers of a shard's batches, for counts and spans. An error in an observer loses that observation alone."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from harvest_lib.delivery import BatchOutcome
@@ -20,6 +20,11 @@ class BatchObserver(Protocol):
 
     def committed(self, outcome: BatchOutcome, began: float, /) -> None:
         """Note a commit that has just ended. `began` is its start in boot seconds."""
+        ...
+
+    def delivered_except(self, failed: Collection[int], /) -> None:
+        """Note that the records of a failed batch are in Kafka, except the records with the ids `failed`. `abandoned`
+        follows."""
         ...
 
     def abandoned(self, *, repeats: bool) -> None:
@@ -44,6 +49,11 @@ class BatchObservers:
         for observer in self._observers:
             with self._harmless:
                 observer.committed(outcome, began)
+
+    def delivered_except(self, failed: Collection[int]) -> None:
+        for observer in self._observers:
+            with self._harmless:
+                observer.delivered_except(failed)
 
     def abandoned(self, *, repeats: bool) -> None:
         for observer in self._observers:

@@ -27,6 +27,9 @@ def check(
             help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found."
         ),
     ] = None,
+    dagster: Annotated[
+        bool, typer.Option("--dagster", help="Check too what the role needs to harvest and audit in Dagster.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check configuration, Postgres, Kafka and clocks, and print every problem with the command that fixes it.
@@ -39,9 +42,11 @@ def check(
 
       harvest check -f harvest.yaml --topic orders --topic refunds
 
+      harvest check -f harvest.yaml --dagster
+
       harvest check -f harvest.yaml --json | jq '.problems[].next_step'
     """
-    report = _inspected(config, names_of(topic))
+    report = _inspected(config, names_of(topic), in_dagster=dagster)
     if as_json:
         problems = [
             {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings
@@ -68,7 +73,7 @@ def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
     raise SystemExit(error.exit_code)
 
 
-def _inspected(config: Path | None, topics: list[str]) -> "Report":
+def _inspected(config: Path | None, topics: list[str], *, in_dagster: bool) -> "Report":
     """Return the report of all checks. If the configuration cannot be read, nothing else is checked."""
     from harvest_lib.harvester.preflight import Finding, Report, inspect
 
@@ -80,7 +85,7 @@ def _inspected(config: Path | None, topics: list[str]) -> "Report":
         for each in error.problems:
             report.add(Finding.of(each, "configuration"))
         return report
-    report = inspect(harvest, topics)
+    report = inspect(harvest, topics, in_dagster=in_dagster)
     report.passed.insert(0, ("configuration", "it can be read"))
     return report
 

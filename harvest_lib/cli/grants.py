@@ -51,6 +51,7 @@ def postgres(
             metavar="ROLE=TOPIC", help="Restrict a writer to the topics that are allowed to it; may be repeated."
         ),
     ] = None,
+    dagster: Annotated[bool, typer.Option("--dagster", help="The harvester runs, and audits, in Dagster.")] = False,
 ) -> None:
     """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
 
@@ -65,8 +66,11 @@ def postgres(
       harvest grants postgres -f harvest.yaml --writer shop --writer billing --allow shop=orders --allow shop=carts
 
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
+
+      harvest grants postgres -f harvest.yaml --dagster | psql -U owner shop
     """
     from harvest_lib.grants import Grants
+    from harvest_lib.grants.dagster import dagster_script
     from harvest_lib.harvester.assembly.choices import reads_table
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
@@ -92,6 +96,8 @@ def postgres(
                     f"the role {printable(repr(role))} does not exist: CREATE ROLE it before you run this", err=True
                 )
     typer.echo(grants.script(), nl=False)
+    if dagster and harvester:
+        typer.echo(dagster_script(outbox, harvester), nl=False)
 
 
 @app.command()

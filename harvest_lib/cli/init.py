@@ -44,6 +44,9 @@ def init(
     print_: Annotated[
         bool, typer.Option("--print", help="Print the SQL for your own migrations and change nothing.")
     ] = False,
+    dagster: Annotated[
+        bool, typer.Option("--dagster", help="Also create the tables of Dagster's runs and audits.")
+    ] = False,
 ) -> None:
     """Create the outbox table and its companion tables if they do not exist.
 
@@ -63,9 +66,14 @@ def init(
 
       harvest init --goharvest -f reaper.yaml
 
+      harvest init -f harvest.yaml --dagster
+
       harvest init --print > migrations/0001_outbox.sql
     """
+    from harvest_lib.audit.result_queries import CREATE_TABLES
+    from harvest_lib.audit.results import prepare
     from harvest_lib.outbox import NativeTable, OutboxTable
+    from harvest_lib.outbox.daemons import create_daemons, create_daemons_statement, daemons_table
 
     define = partial(NativeTable, value_type=value_type, segment_size=segment_size, has_checks=checks is not False)
     if print_:
@@ -73,8 +81,15 @@ def init(
         outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
         is_mapped = harvest is not None and harvest.columns is not None
         _print_statements(define(outbox=outbox), native=native, has_checks=bool(checks), is_mapped=is_mapped)
+        if dagster:
+            typer.echo(f"{create_daemons_statement(outbox).as_string(None)};\n")
+            typer.echo(CREATE_TABLES.strip())
         return
     with open_outbox(config, table) as (configured, outbox, connection):
+        if dagster:
+            with _creating(connection, outbox), _said_created(connection, [daemons_table(outbox)]):
+                create_daemons(connection, outbox)
+            prepare(connection)
         if configured.columns is not None:
             _create_beside_mapped(connection, outbox, configured.columns)
             return

@@ -29,6 +29,7 @@ from harvest_lib.harvester.assembly.factory import certificates_of, refuse_bad_s
 from harvest_lib.harvester.assembly.parts import Parts, choose_parts
 from harvest_lib.harvester.housekeeping.added_partitions import Added
 from harvest_lib.harvester.housekeeping.progress import ProgressLog
+from harvest_lib.harvester.observers.topic_counts import TopicCounts
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -169,7 +170,7 @@ class Harvest:
         """
         began = time.monotonic()
         with self:
-            while not self._terms.idle:
+            while not self.is_drained:
                 if self._stopped.wait(_STANDBY_WAIT_SECONDS):
                     break
                 if timeout_seconds is not None and time.monotonic() - began > timeout_seconds:
@@ -229,6 +230,11 @@ class Harvest:
         return sorted(self._terms.loops)
 
     @property
+    def is_drained(self) -> bool:
+        """True if this process leads all shards, and no shard has a backlog or a record in flight."""
+        return self._terms.idle
+
+    @property
     def leader_id(self) -> uuid.UUID | None:
         """Return the id under which this process leads its lowest shard now, or None."""
         loops = self._terms.loops.copy()
@@ -276,6 +282,11 @@ class Harvest:
     def delivered_records(self) -> int:
         """Return the number of records that this instance has delivered."""
         return self._terms.delivered_records
+
+    def count_topics(self) -> TopicCounts:
+        """Count delivered records by topic, and return the counts. Terms that have begun before are not counted."""
+        self._terms.topic_counts = self._terms.topic_counts or TopicCounts()
+        return self._terms.topic_counts
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
         """Call `handler` with each event, on a thread of the harvester. The handler should return quickly."""

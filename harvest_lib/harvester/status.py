@@ -110,7 +110,7 @@ class StatusReader:
 
         Reads few records, unless none of the first records is for the subscription.
         """
-        ours = self._configured()
+        ours = self.configured()
         found = self.sampled(ours)
         return (found if found.counted or not found.is_estimate else self.waiting(self.read(ours))).age_seconds
 
@@ -121,14 +121,14 @@ class StatusReader:
         Raises OutboxTableError if the table is mapped by `columns` and the subscription has never read it: the backlog
         is then unknown.
         """
-        return self._total(self.read(self._configured()) if read is None else read, MOST)
+        return self._total(self.read(self.configured()) if read is None else read, MOST)
 
     def sampled(self, shards: Sequence[SubscriptionShard]) -> Backlog:
         """Return the backlog of the configured subscription among `shards`, counted up to about `SAMPLED` records."""
         ours = self.ours(shards)
         return self._total(self.read(ours, max(_FEWEST_SAMPLED, SAMPLED // max(1, len(ours)))), SAMPLED)
 
-    def _configured(self) -> list[SubscriptionShard]:
+    def configured(self) -> list[SubscriptionShard]:
         """Read and return the shards of the configured subscription. With `source: mark`, return an empty list, since
         the role need not have the right to read the table of subscriptions."""
         return [] if self._config.source == "mark" else self.ours(self.shards(self._config.subscription))
@@ -157,6 +157,10 @@ class StatusReader:
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
         passed = sum(each.checkpoint.delivered for each in self.ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
+
+    def delivered(self) -> int:
+        """Return `done` of the configured subscription. Only the difference between two results is meaningful."""
+        return self.done(self.configured())
 
     def sizes(self) -> Sizes:
         """Return the sizes on disk of the outbox and of its database."""

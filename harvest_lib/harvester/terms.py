@@ -21,6 +21,7 @@ from harvest_lib.events import (
 from harvest_lib.harvester.assembly.engine import Callbacks, Engine
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.harvester.observers.measures import HarvestMeasures
+from harvest_lib.harvester.observers.topic_counts import TopicCounts
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.telemetry.harmless import Harmless
 
@@ -43,6 +44,7 @@ class Terms:
         self._served: dict[int, Term] = {}  # by shard
         self.loops: dict[int, BatchLoop] = {}  # by shard
         self.measures = HarvestMeasures()
+        self.topic_counts: TopicCounts | None = None
         self.handler: EventHandler | None = None
         self._harmless = Harmless(_log, "event_handler_failed")
         self.turned_at = boot_seconds()
@@ -109,6 +111,7 @@ class Terms:
             emit=partial(self._emit, shard),
             delivered=partial(self._delivered, shard),
             measures=self.measures.shard(shard),
+            topic_counts=self.topic_counts,
         )
         loop = engine.loop(term, self._stopping, callbacks)
         self._served[shard] = term

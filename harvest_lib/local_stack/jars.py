@@ -34,6 +34,8 @@ class JarSet:
     coordinates: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     """Coordinates whose revision replaces every other revision of the same module."""
+    other: str = ""
+    """The command that brings another revision that works too, for a repository that lacks these jars."""
 
 
 def kafka_jars(release: str) -> JarSet:
@@ -47,15 +49,21 @@ def kafka_jars(release: str) -> JarSet:
 POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgresql:42.7.11",))
 
 
-def spark_kafka_jars() -> JarSet:
-    """Return the set of jars of Spark's Kafka source, for the installed version of Spark. Raises PackageNotFoundError
-    without Spark."""
-    spark = version("pyspark")
+TESTED_SPARK = {"4.0": "4.0.2", "4.1": "4.1.3"}
+"""The tested version of each line of Spark. Its Kafka source works with every version of that line."""
+
+
+def spark_kafka_jars(spark: str | None = None) -> JarSet:
+    """Return the set of jars of Spark's Kafka source, by default for the installed version of Spark. Raises
+    PackageNotFoundError without Spark."""
+    spark = spark or version("pyspark")
+    tested = TESTED_SPARK.get(spark.rpartition(".")[0], spark)
     return JarSet(
         name=f"spark-kafka-{spark}",
         coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),
         # Some repositories lack this module in Spark's own revision. Its contents, delegation tokens, have not changed.
         overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
+        other=f"`python -m harvest_lib.spark.jars --spark-version {tested}`" if tested != spark else "",
     )
 
 
@@ -89,6 +97,12 @@ def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
                 (work / "jars").chmod(0o755)
                 (work / "jars").rename(folder)
                 return
+            if _lacks(answer):
+                raise StackError(
+                    f"the repository has no jars of {' and '.join(jars.coordinates)}",
+                    evidence=_complaint(answer),
+                    next_step=f"{jars.other or 'use a repository that has them'}, or put the jars into {folder}",
+                )
             if "PKIX path" in answer and not any("trustStore" in option for option in options):
                 write_truststore(work / "trusted.jks")
                 options += [f"-Djavax.net.ssl.trustStore={work / 'trusted.jks'}", "-Djavax.net.ssl.trustStoreType=JKS"]
@@ -99,6 +113,12 @@ def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
             evidence=_complaint(answer),
             next_step=f"check the network (HTTPS_PROXY is honoured) and run it again, or put the jars into {folder}",
         )
+
+
+def _lacks(answer: str) -> bool:
+    """Return True if the repository answered that it has no such jars. Ivy reports a module as not found after an error
+    of the network too."""
+    return ": not found" in answer and not any(mark in answer for mark in ("Server access error", "Exception"))
 
 
 def _ivy(work: Path, cache: Path, java_home: Path, options: list[str]) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import Any, overload
 import psycopg
 
 from harvest_lib.native.library import Summary, implementation
-from harvest_lib.record import ID, TOPIC, VALUE, Row
+from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.record.rows import RowPage, RowsSummary
 from harvest_lib.telemetry.trace_context import TRACEPARENT_CHARS
 
@@ -107,9 +107,16 @@ class NativeRows(RowPage):
 
     @property
     def keys(self) -> list[str]:
-        size = self._library.harvest_keys(*self.view, None)
-        found = create_string_buffer(size)
-        self._library.harvest_keys(*self.view, found)
+        return self._texts(self.first)
+
+    @property
+    def topics(self) -> list[str]:
+        return self._texts(self.first - (KEY - TOPIC))  # the library reads the column KEY, counted from `first`
+
+    def _texts(self, first: int) -> list[str]:
+        view = (self.result, first, self.picked, self.start, self.stop)
+        found = create_string_buffer(self._library.harvest_keys(*view, None))
+        self._library.harvest_keys(*view, found)
         return found.raw.decode().split("\0")[:-1]
 
     @property

@@ -5,7 +5,8 @@ A *page* contains rows in the binary form in which Postgres sent them, and can p
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -47,6 +48,11 @@ class RowPage(Sequence[Row]):
     def keys(self) -> list[str]:
         """Return the keys of all rows, without creating rows. Each row must have a key (`RowsSummary.is_plain`)."""
 
+    @property
+    @abstractmethod
+    def topics(self) -> list[str]:
+        """Return the topics of all rows, without creating rows. Each row must have a topic (`RowsSummary.is_plain`)."""
+
     @abstractmethod
     def pick(self, places: Sequence[int]) -> "RowPage":
         """Return the rows at the indices `places`, as a page."""
@@ -69,6 +75,18 @@ def ids_of(rows: Sequence[Row]) -> list[int]:
 def keys_of(rows: Sequence[Row]) -> list[str]:
     """Return the keys of rows. Each row must have a key."""
     return rows.keys if isinstance(rows, RowPage) else [row[2] for row in rows]
+
+
+def topics_of(rows: Sequence[Row]) -> list[str]:
+    """Return the topics of rows."""
+    return rows.topics if isinstance(rows, RowPage) and rows.summary.is_plain else [row[1] for row in rows]
+
+
+def records_by_topic(rows: Sequence[Row]) -> Mapping[str, int]:
+    """Return the number of rows of each topic. For a page with a single topic, no work is done for each row."""
+    if isinstance(rows, RowPage) and rows.summary.is_plain and len(rows.summary.topics) == 1:
+        return dict.fromkeys(rows.summary.topics, len(rows))
+    return Counter(topics_of(rows))
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:

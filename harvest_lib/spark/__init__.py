@@ -10,7 +10,7 @@ data_source         `format("outbox")`: any frame or stream into an outbox, clas
 sink                batches into Postgres: staged by Spark, promoted in one transaction
 flights             the flights' data set, and the common parts of both loads
 quality             contracts of flights, outbox rows and summaries; expectations of an audit
-audit_summary       the result of an audit, readable without Spark
+summaries           the sum of the batches of a run
 command             options, output and exit codes of the command lines
 session             the Spark session
 errors              errors that only a Spark job raises

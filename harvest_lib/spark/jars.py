@@ -17,11 +17,13 @@ COMMAND = "export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)"
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the paths of the jars, separated by commas. Return 0, or the error's exit code if a download fails."""
-    argparse.ArgumentParser(prog="python -m harvest_lib.spark.jars", description=__doc__).parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m harvest_lib.spark.jars", description=__doc__)
+    parser.add_argument("--spark-version", help="version of Spark's Kafka source (default: as Spark itself)")
+    spark = parser.parse_args(arguments).spark_version
     state = default_state()
     try:
         java = find_java(state)
-        found = [jar for jars in (POSTGRES_JDBC, spark_kafka_jars()) for jar in resolve(jars, state, java)]
+        found = [jar for jars in (POSTGRES_JDBC, spark_kafka_jars(spark)) for jar in resolve(jars, state, java)]
     except HarvestError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -64,7 +64,7 @@ def proof(folder: Path, progress: Progress) -> Iterator[Proof]:
         progress.say(f"it harvests; Spark writes the flights of {DAY}")
         failed = _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
         _wait(lambda: is_delivered(stack.dsn, "harvest-local"), _DELIVERY_SECONDS, "the day is not delivered", folder)
-        progress.say("all delivered; Spark audits Kafka against Postgres")
+        progress.say("all delivered; an audit compares Kafka with Postgres")
         failed += _run(dagster, _AUDIT, {}, folder)
         checks = {f"{path}:{name}": found for (path, name), found in sorted(dagster.checks().items())}
         yield Proof(

@@ -68,13 +68,13 @@ def keep(page, parts):
 
 def test_the_asset_graph_shows_all_from_the_source_to_the_proof(platform, loaded, page, keep):
     page.goto(f"{platform.dagster_url}/asset-groups")
-    for asset in ("flights", "flights_outbox", "flights_topic", "flights_audit_summary", "flights_audit_verified"):
+    for asset in ("flights", "flights_outbox", "flights_topic", "flights_audit", "flights_audit_verified"):
         expect(page.get_by_text(asset, exact=True).first).to_be_visible()
     keep("dagster-assets")
 
 
 def test_the_checks_show_their_numbers(platform, loaded, page, keep):
-    page.goto(f"{platform.dagster_url}/assets/audit/flights_audit_summary?view=checks")
+    page.goto(f"{platform.dagster_url}/assets/audit/flights_audit?view=checks")
     for check in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations"):
         expect(page.get_by_text(check, exact=True).first).to_be_visible()
     page.get_by_text("lost", exact=True).first.click()

@@ -135,14 +135,14 @@ def test_records_that_kafka_has_no_more_are_lost(platform):
     admin = AdminClient({"bootstrap.servers": platform.bootstrap_servers})
     for deleted in admin.delete_records([TopicPartition("flights", first, 3)]).values():
         deleted.result(60)
-    assert audited(platform) == {"audit/flights_audit_summary:lost"}
+    assert audited(platform) == {"audit/flights_audit:lost"}
 
 
 @pytest.mark.long
 def test_a_record_that_somebody_sends_again_is_a_duplicate(platform):
     message = newest(platform)
     produce(platform, [(message.key(), message.value(), message.headers())])
-    assert audited(platform) == {"audit/flights_audit_summary:lost", "audit/flights_audit_summary:duplicates"}
+    assert audited(platform) == {"audit/flights_audit:lost", "audit/flights_audit:duplicates"}
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_two_records_of_a_key_that_change_places_are_out_of_order(platform, data
     produce(platform, [("swapped", "{}", [(HEADER_NAME, make(each))]) for each in reversed(ids)])
     platform.harvest("subscriptions", "rewind", "default", "--to", "now")
     assert audited(platform) == {
-        "audit/flights_audit_summary:lost",
-        "audit/flights_audit_summary:duplicates",
-        "audit/flights_audit_summary:ordering",
+        "audit/flights_audit:lost",
+        "audit/flights_audit:duplicates",
+        "audit/flights_audit:ordering",
     }

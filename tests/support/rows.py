@@ -38,6 +38,10 @@ class Page(RowPage):
     def keys(self):
         return [each[2] for each in self._rows]
 
+    @property
+    def topics(self):
+        return [each[1] for each in self._rows]
+
     def pick(self, places):
         return Page([self._rows[place] for place in places], self.made)
 

@@ -48,6 +48,7 @@ from harvest_lib.harvester.assembly.preconditions import Preconditions
 from harvest_lib.harvester.housekeeping.added_partitions import Added, Memory, PartitionWatch
 from harvest_lib.harvester.housekeeping.maintenance import Maintenance
 from harvest_lib.harvester.observers.measures import HarvestMeasures, ShardMeasures
+from harvest_lib.harvester.observers.topic_counts import TopicCounting, TopicCounts
 from harvest_lib.harvester.observers.tracing import batch_tracing
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Leadership, Term
@@ -86,6 +87,8 @@ class Callbacks:
     delivered: Callable[[int], None]
     measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
     """The metrics of the loop's shard, which the loop updates."""
+    topic_counts: TopicCounts | None = None
+    """The counts of delivered records by topic, which the loop updates; None if nothing needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +166,20 @@ class Engine:
         watch.begin(term, stopping)
         if term.shard == 0 and config.mode.reads_segments:
             self._maintenance.begin(term, stopping)
+        one_per_key = config.delivery == "barrier"
+        counts = callbacks.topic_counts
+        by_topic = [TopicCounting(counts, one_per_key=one_per_key)] if counts is not None else []
         ports = BatchPorts(
             source=ends.source,
             delivery=ends.delivery,
             store=ends.store,
             is_exactly_once=config.exactly_once and ends.store.keeps_positions,
-            observers=BatchObservers([callbacks.measures, *batch_tracing(config, term.shard)]),
+            observers=BatchObservers([callbacks.measures, *by_topic, *batch_tracing(config, term.shard)]),
             parking=ends.parking,
             troubles=topics.troubles,
             producers_are_outdated=lambda: topics.is_producer_outdated,
             limits=config.limits,
-            one_per_key=config.delivery == "barrier",
+            one_per_key=one_per_key,
             emit=callbacks.emit,
             delivered=callbacks.delivered,
             size=self._sizes[term.shard],

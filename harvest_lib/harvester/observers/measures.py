@@ -7,7 +7,7 @@ it is handed over, and another thread queries the database for its age.
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 from typing import assert_never
 
@@ -136,6 +136,9 @@ class ShardMeasures:
                 self._measures.batches.add(self._label, "fenced")
             case other:
                 assert_never(other)
+
+    def delivered_except(self, failed: Collection[int], /) -> None:
+        """Do nothing: the loop counts these records, and `abandoned` says whether the others are repeated."""
 
     def abandoned(self, *, repeats: bool) -> None:
         """Reset the counts of the current batch. If `repeats`, count its records as possible duplicates."""

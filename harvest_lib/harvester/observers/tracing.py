@@ -10,7 +10,7 @@ Promises
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from harvest_lib.config import HarvestConfig
@@ -74,6 +74,9 @@ class BatchTracing:
                 self._end("fenced", reason)
             case other:
                 assert_never(other)
+
+    def delivered_except(self, failed: Collection[int], /) -> None:
+        """Do nothing: the span of the batch has failed."""
 
     def abandoned(self, *, repeats: bool) -> None:  # noqa: ARG002 - the span is over either way
         self._end("abandoned", _ABANDONED)

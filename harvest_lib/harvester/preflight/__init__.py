@@ -17,12 +17,13 @@ from harvest_lib.harvester.preflight.report import Finding, Report
 __all__ = ["Finding", "Report", "inspect"]
 
 
-def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
+def inspect(config: HarvestConfig, topics: Collection[str] = (), *, in_dagster: bool = False) -> Report:
     """Run all checks for a harvester with this configuration, and return the report. `topics` are checked in addition
-    to the topics of the outbox's records and the topics of the subscription."""
+    to the topics of the outbox's records and the topics of the subscription. `in_dagster`: the role also keeps a run of
+    Dagster alive, and audits there."""
     report = Report()
     _check_certificates(config, report)
-    found = check_postgres(config, report)
+    found = check_postgres(config, report, in_dagster=in_dagster)
     check_kafka(found.config or config, {*topics, *found.topics}, report, found.checks)
     return report
 

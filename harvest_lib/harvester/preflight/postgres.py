@@ -13,6 +13,7 @@ from psycopg import sql
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import harvester_needs, require_grants
+from harvest_lib.grants.dagster import require_dagster
 from harvest_lib.harvester.assembly.choices import read_choices, resolved
 from harvest_lib.harvester.assembly.factory import make_selection
 from harvest_lib.harvester.assembly.pools import ELECTION_UNKNOWN, read_pool, refuse_group
@@ -59,8 +60,9 @@ class Found:
     """The configuration with `auto` resolved; None if the table was not found."""
 
 
-def check_postgres(config: HarvestConfig, report: Report) -> Found:
-    """Report problems of Postgres, and return the results that the checks of Kafka need."""
+def check_postgres(config: HarvestConfig, report: Report, *, in_dagster: bool = False) -> Found:
+    """Report problems of Postgres, and return the results that the checks of Kafka need. `in_dagster`: check too what
+    the role needs in Dagster."""
     conninfo = config.data_source.conninfo()
     with ExitStack() as opened:
         connections: list[psycopg.Connection[Any]] = []
@@ -70,6 +72,9 @@ def check_postgres(config: HarvestConfig, report: Report) -> Found:
         report.passed.append(("postgres", f"connection to {connection.info.dbname} as {connection.info.user}"))
         report.run("postgres", "a session of its own", lambda: require_session(conninfo))
         _check_clock(connection, report)
+        if in_dagster:
+            table = OutboxTable.parse(config.outbox_table)
+            report.run("postgres", "tables of Dagster's runs", lambda: require_dagster(connection, table))
         return _Table(config, connection, report).check()
 
 

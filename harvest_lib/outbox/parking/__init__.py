@@ -14,6 +14,7 @@ from harvest_lib.outbox.parking.parked_record import (
     ParkedRecord,
     ParkedRow,
     ParkedSelection,
+    ParkedSummary,
     Retried,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "ParkedRecords",
     "ParkedRow",
     "ParkedSelection",
+    "ParkedSummary",
     "Retried",
 ]

@@ -37,6 +37,7 @@ class ParkedIdTable(ParkedTable):
 
     _name: ClassVar = "parked_ids"
     _count: ClassVar = queries.COUNT_LISTED
+    _summary: ClassVar = queries.SUMMARY_LISTED
     _list: ClassVar = queries.LIST_LISTED
     _show: ClassVar = queries.SHOW_LISTED
     _touch: ClassVar = queries.TOUCHED_LISTED

@@ -34,6 +34,7 @@ from harvest_lib.outbox.parking.parked_record import (
     ParkedRecord,
     ParkedRow,
     ParkedSelection,
+    ParkedSummary,
     Retried,
 )
 from harvest_lib.outbox.parking.parked_row import field_of
@@ -42,6 +43,7 @@ from harvest_lib.postgres.database import in_statement
 from harvest_lib.postgres.translation import translated
 
 _SHOWN_IDS = 5
+_MOST_SUMMARIZED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class ParkedTable(ABC):
 
     __slots__ = ()
     _count: ClassVar[str]
+    _summary: ClassVar[str]
     _list: ClassVar[str]
     _show: ClassVar[str]
     _touch: ClassVar[str]
@@ -105,6 +108,32 @@ class ParkedTable(ABC):
                 return None
             row = connection.execute(self._statement(connection, self._count), values).fetchone()
         return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
+
+    def summary(self, connection: psycopg.Connection[Any]) -> ParkedSummary:
+        """Summarize parked and held records. Reads up to 10,000 records, so frequent checks can use it. Without a table
+        nothing is parked. Raises DatabaseAccessDenied if this role may not read the table."""
+        if not self.exists(connection):
+            return ParkedSummary()
+        values = {**self._values(ParkedSelection()), "most": _MOST_SUMMARIZED}
+        try:
+            with translated():
+                row = connection.execute(self._statement(connection, self._summary), values).fetchone()
+        except DatabaseAccessDenied as error:
+            raise DatabaseAccessDenied(
+                f"the user {connection.info.user!r} may not read {self.table}",
+                evidence=error.evidence,
+                next_step=f"GRANT SELECT ON {self.table} TO {_role(connection.info.user)}",
+            ) from error
+        parked, held, ids, topics, reasons, age = row or (0, 0, (), (), (), 0.0)
+        return ParkedSummary(
+            parked=parked,
+            held=held,
+            ids=tuple(ids),
+            topics=tuple(topics),
+            reasons=tuple(reasons),
+            oldest_age_seconds=max(0.0, age),
+            is_estimate=parked + held >= _MOST_SUMMARIZED,
+        )
 
     def list(
         self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
@@ -161,6 +190,7 @@ class ParkedRecords(ParkedTable):
     outbox: OutboxTable
     _name: ClassVar = "parked"
     _count: ClassVar = queries.COUNT
+    _summary: ClassVar = queries.SUMMARY
     _list: ClassVar = queries.LIST
     _show: ClassVar = queries.SHOW
     _touch: ClassVar = queries.TOUCHED

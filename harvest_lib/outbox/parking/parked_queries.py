@@ -42,6 +42,15 @@ COUNT = f"""
 SELECT count(*) FILTER (WHERE NOT held), count(*) FILTER (WHERE held) FROM {{parked}} WHERE {_SELECTED}
 """  # noqa: S608 - it is above
 
+SUMMARY = """
+SELECT count(*) FILTER (WHERE NOT held), count(*) FILTER (WHERE held),
+       coalesce((array_agg(id ORDER BY id) FILTER (WHERE NOT held))[1:5], '{{}}'),
+       coalesce((array_agg(DISTINCT kafka_topic) FILTER (WHERE NOT held))[1:5], '{{}}'),
+       coalesce((array_agg(DISTINCT left(reason, 300)) FILTER (WHERE NOT held))[1:5], '{{}}'),
+       coalesce(extract(epoch FROM clock_timestamp() - min(parked_at) FILTER (WHERE NOT held)), 0)::float8
+FROM (SELECT id, kafka_topic, reason, held, parked_at FROM {parked} LIMIT %(most)s) AS counted
+"""
+
 LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(limit)s"  # noqa: S608 - as above
 
 SHOW = f"SELECT {_FIELDS}, {SHOWN} AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
@@ -125,6 +134,8 @@ WITH parked AS (
 MATCHES = "(EXISTS (SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id} = s.transaction_id) IS TRUE)"
 
 COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT
+
+SUMMARY_LISTED = _LISTED.format(held="held", gone="false", which="true") + SUMMARY
 
 _WITH_GONE = _LISTED.format(held="held", gone="NOT {matches}", which="true")
 

@@ -51,6 +51,20 @@ class ParkedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedSummary:
+    """A bounded summary of the parked records. `ids`, `topics` and `reasons` have the first few values. `is_estimate`:
+    there are more records than were counted. `oldest_age_seconds` is 0 if nothing is parked."""
+
+    parked: int = 0
+    held: int = 0
+    ids: Sequence[int] = ()
+    topics: Sequence[str] = ()
+    reasons: Sequence[str] = ()
+    oldest_age_seconds: float = 0.0
+    is_estimate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
     """The result of a retry, as numbers of records. `behind`: up to five ids of the parked records that the `waiting`
     records wait for."""

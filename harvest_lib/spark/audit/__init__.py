@@ -6,11 +6,12 @@ committed    the committed records, and the records that wait
 comparison   aggregates by record, windows by key
 stages       the steps of Spark, in order
 state        the state that an audit saves for the next audit
-results      the tables in the schema `harvest_audit`
+
+`harvest_lib.audit` has the result tables in the schema `harvest_audit`, and the statement of committed records.
 """
 
+from harvest_lib.audit.summary import MUST_BE_ZERO, AuditSummary
 from harvest_lib.spark.audit.committed import Business
 from harvest_lib.spark.audit.run import audit
-from harvest_lib.spark.audit_summary import MUST_BE_ZERO, AuditSummary
 
 __all__ = ["MUST_BE_ZERO", "AuditSummary", "Business", "audit"]

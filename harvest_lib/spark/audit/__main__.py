@@ -131,8 +131,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         tell(json.dumps(document) if options.json else _sentences(summary))
         if not (ok or summary.anomalies):
             raise summary.nothing_checked("say --allow-empty")
-        found.update({name: getattr(summary, name) for name in ("lost", "unknown", "other_contents", "reordered")})
-        found["unexplained_duplicates"] = summary.duplicates_adjacent + summary.duplicates_separated
+        found.update(summary.metrics())
     return FOUND_EXIT_CODE if summary.anomalies else 0
 
 

@@ -14,8 +14,7 @@ locks prevent changes of the policies. The audit also refuses tables that were r
 was taken, because the snapshot does not show their rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,19 +23,17 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from harvest_lib.audit.records import CONTENT
-from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableError
+from harvest_lib.audit.outbox_query import hiding_named, outbox_query, shows_all_rows, states
+from harvest_lib.audit.records import CONTENT, MUST_COME
+from harvest_lib.audit.unchanged import require_unchanged
+from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segments
 from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.postgres.translation import translated
-from harvest_lib.source.filters import filter_conditions
 from harvest_lib.spark.audit import queries
-from harvest_lib.spark.audit.comparison import MUST_COME, PARKED, WAITS
-from harvest_lib.spark.audit.unchanged import require_unchanged
 from harvest_lib.spark.sink.database import JdbcTarget
-from harvest_lib.subscriptions.delivered import delivered, shards_of
+from harvest_lib.subscriptions.delivered import shards_of
 from harvest_lib.subscriptions.shards import SubscriptionShard
 
 _PART_ROWS = 1_000_000
@@ -46,10 +43,6 @@ _BLOCK_IDS = 4_096
 
 Committed = Literal["auto", "outbox", "ledger"]
 """Source of the committed records; `auto` chooses by the outbox and its subscription."""
-
-_OUTER: Mapping[str, sql.Composable] = {
-    name: sql.Identifier("o", name) for name in ("id", "transaction_id", "kafka_topic", "kafka_key")
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +158,7 @@ def known_from(
         outbox.check_native(connection)
     if committed == "ledger" or kind != "native":
         return "ledger", ()
-    with _hiding_named():
+    with hiding_named():
         shards = shards_of(connection, outbox, subscription)
     marks = committed == "auto" and any(each.marks for each in shards)
     return ("ledger" if marks else "outbox"), shards
@@ -185,23 +178,9 @@ def taken_from_outbox(
 
     The connection must be in the transaction that keeps the snapshot.
     """
-    filters = filter_conditions(shards[0].topics, shards[0].keys, _OUTER) if shards else []
     placed = outbox.placed(connection)
-    is_parked: sql.Composable = sql.SQL("false")
-    if placed.parked_ids.exists(connection) and shards:
-        is_parked = sql.SQL(queries.IS_PARKED).format(
-            parked_ids=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
-        )
-    statement = sql.SQL(queries.OUTBOX).format(
-        outbox=outbox.identifier,
-        topics=sql.Literal(list(topics)),
-        is_parked=is_parked,
-        encoding=sql.SQL(queries.KEY_ENCODING),
-        content=_content(connection, outbox),
-        passed=delivered(shards, _OUTER),
-        filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
-        **_states(),
-    )
+    content = _content(connection, outbox)
+    statement = outbox_query(connection, outbox, shards, topics=topics, content=content)
     snapshot, at, visible = _snapshot(connection)
     everything = _read(connection, statement, sql.SQL("id"), outbox.identifier)
     require_unchanged(connection, _existing(connection, placed, placed.subscriptions, placed.parked_ids))
@@ -211,7 +190,7 @@ def taken_from_outbox(
         at=at,
         committed=everything if before is None else _since(connection, statement, before, outbox.identifier),
         everything=everything,
-        policies_apply=_check_all_rows(connection, outbox, placed.parked_ids),
+        policies_apply=shows_all_rows(connection, outbox, placed.parked_ids),
         floor=Segments(outbox).read(connection)[0].lower,
         target=target,
     )
@@ -231,17 +210,17 @@ def taken_from_ledger(
     _check_business(connection, table, ledger, business.id_column)
     id_column = sql.Identifier("b", business.id_column)
     statement = sql.SQL(queries.BUSINESS).format(
-        business=table.identifier, ledger=ledger.identifier, id=id_column, **_states()
+        business=table.identifier, ledger=ledger.identifier, id=id_column, **states()
     )
     names = {
         "outbox": outbox.identifier,
         "header": sql.Literal(business.id_header),
         "topics": sql.Literal(list(topics)),
     }
-    left = [sql.SQL(queries.LEFT).format(**names, **_states())]
+    left = [sql.SQL(queries.LEFT).format(**names, **states())]
     parked = outbox.beside(connection, "parked")
     if parked is not None:
-        left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **_states()))
+        left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **states()))
     with translated():
         waiting = connection.execute(sql.SQL(queries.WAITING).format(**names)).fetchone()
     require_unchanged(connection, [outbox, table, ledger, *([parked] if parked else [])])
@@ -252,7 +231,7 @@ def taken_from_ledger(
         at=at,
         committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
         states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
-        policies_apply=_check_all_rows(connection, outbox, *([parked] if parked else []), table, ledger),
+        policies_apply=shows_all_rows(connection, outbox, *([parked] if parked else []), table, ledger),
         waiting=Waiting(records=waiting[0], since=waiting[1]) if waiting else None,
         id_header=business.id_header,
         target=target,
@@ -291,30 +270,6 @@ def _check_business(
             )
 
 
-def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
-    """Return True if policies of row-level security apply to one of the tables. A table may be missing. Raises
-    DatabaseAccessDenied if rows of a table are hidden."""
-    with _hiding_named():
-        return check_all_rows(connection, [each.identifier for each in tables])
-
-
-@contextmanager
-def _hiding_named() -> Iterator[None]:
-    """Raise DatabaseAccessDenied again with an explanation why an audit with hidden rows is refused."""
-    try:
-        yield
-    except DatabaseAccessDenied as error:
-        raise DatabaseAccessDenied(
-            "row-level security hides rows from the audit: records missing in Kafka could be among them",
-            evidence=error.evidence,
-            next_step="as the owner, CREATE POLICY … FOR SELECT TO this user USING (true), or ALTER ROLE … BYPASSRLS",
-        ) from error
-
-
-def _states() -> dict[str, sql.Literal]:
-    return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "parked_": sql.Literal(PARKED)}
-
-
 def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float, str]:
     with translated():
         (row,) = connection.execute(queries.EXPORT)
@@ -349,8 +304,3 @@ def _ranges(records: DataFrame) -> list[tuple[int, int]]:
         else:
             ranges.append((low, high))
     return ranges
-
-
-def _unbound(condition: sql.Composable) -> sql.SQL:
-    """Return the condition for a statement without bound values: each doubled % in the condition becomes a single %."""
-    return sql.SQL(condition.as_string(None).replace("%%", "%"))

@@ -29,9 +29,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-MUST_COME, PARKED, WAITS = 0, 1, 2
-"""States of a committed record: the harvester has delivered the record, could not send it, or has not reached it
-yet."""
+from harvest_lib.audit.records import MUST_COME, WAITS
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
 """Kinds of a repeated copy of a record. A copy from a term that had not sent the record before is `cross_epoch`."""

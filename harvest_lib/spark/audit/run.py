@@ -19,14 +19,19 @@ import psycopg
 from psycopg import sql
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
+from harvest_lib.audit import results
+from harvest_lib.audit.results import MOST_FINDINGS
+from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, ServerRegressed
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.postgres import translation
 from harvest_lib.postgres.database import lift_timeouts
 from harvest_lib.source import server_identity
-from harvest_lib.spark.audit import comparison, results
+from harvest_lib.spark.audit import comparison
 from harvest_lib.spark.audit.committed import (
     Business,
     Committed,
@@ -38,14 +43,10 @@ from harvest_lib.spark.audit.committed import (
 from harvest_lib.spark.audit.kafka_side import Log, Logs, SparkTopics, translated
 from harvest_lib.spark.audit.stages import Stages
 from harvest_lib.spark.audit.state import AuditState, Mark, Past, Whose, held, moved
-from harvest_lib.spark.audit_summary import AuditSummary
 from harvest_lib.spark.seen_rows import lowest_id, require_seen, seen_rows
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target
 from harvest_lib.subscriptions.shards import SubscriptionShard
-
-MOST_FINDINGS = 10_000
-"""The largest number of findings of each kind in the result tables; the summary counts all findings."""
 
 _LONGEST_ID = 200
 _LONGEST_EVIDENCE = 300
@@ -123,7 +124,7 @@ def audit(
                     stages = Stages(spark.newSession(), source, work=folder / run, left=left, past=past)
                     compared = stages.compare(_since(source.settled_logs(), past), before, taken, most=MOST_FINDINGS)
                     if compared.found is not None:
-                        results.stage(compared.found, run=run, target=target)
+                        _stage(compared.found, run=run, target=target)
             summary = _summary(audit_id, taken, compared.numbers)
             results.promote(connection, summary, run=run, outbox=table, topics=source.names)
             if kept is not None:
@@ -133,6 +134,12 @@ def audit(
         finally:
             results.clear(connection, run=run)
     return summary
+
+
+def _stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
+    """Write the findings into the staging table, under the run. Raises Spark's errors."""
+    rows = found.drop("is_settled").withColumn("run", F.lit(run))
+    rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
 
 
 def _check(audit_id: str, topics: Sequence[str], state: Path | None, *, full: bool) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell
-from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, LoadSummary, add_options, follow, opened
+from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, add_options, follow, opened
 from harvest_lib.spark.flights.source import batches_of, flights_of
 from harvest_lib.spark.sink.batches import BatchReport
+from harvest_lib.spark.summaries import LoadSummary
 
 _ALL_MONTHS = range(1, 13)
 

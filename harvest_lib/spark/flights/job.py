@@ -4,12 +4,11 @@
 """
 
 import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psycopg
@@ -32,6 +31,7 @@ from harvest_lib.spark.sink.content import Content
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target, postgres_errors
 from harvest_lib.spark.sink.plan import WritePlan, check_outbox, checked_plan, make_tables
 from harvest_lib.spark.sink.records import BatchId, Fixed, Records
+from harvest_lib.spark.summaries import LoadSummary, summarize
 
 EVENT_TYPE = "flight-recorded"
 INTERRUPTED = "run it again to load the rest, nothing will be written twice"
@@ -70,25 +70,6 @@ class Flights:
     def load(self, rows: DataFrame, batch: str, content: Content | None = None) -> BatchReport:
         """Write `rows`, which are some of the flights, as a batch; see `load_batch`."""
         return load_batch(rows, batch, connection=self.connection, target=self.target, plan=self.plan, content=content)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSummary:
-    """The result of a run. The rates are promoted rows per second of staging time, and per second of promotion time."""
-
-    batches: int
-    rows: int
-    promoted: int
-    already_promoted: int
-    empty: int
-    promoted_rows: int
-    staging_rows_per_second: int
-    promotion_rows_per_second: int
-    seconds: float
-
-    def as_json(self) -> str:
-        """Return the summary as a JSON object on one line, below the key `summary`."""
-        return json.dumps({"summary": asdict(self)})
 
 
 def add_options(parser: Parser) -> None:
@@ -159,24 +140,3 @@ def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str
         known.append(report)
         tell(in_words(report))
     return summarize(known, seconds=time.monotonic() - began)
-
-
-def summarize(reports: Sequence[BatchReport], *, seconds: float) -> LoadSummary:
-    """Add up the reports of a run that took `seconds`, start of Spark included."""
-    promoted = [report for report in reports if report.status == "promoted"]
-    rows = sum(report.rows for report in promoted)
-
-    def rate(spent: float) -> int:
-        return round(rows / spent) if spent else 0
-
-    return LoadSummary(
-        batches=len(reports),
-        rows=sum(report.rows for report in reports),
-        promoted=len(promoted),
-        already_promoted=sum(report.status == "already-promoted" for report in reports),
-        empty=sum(report.status == "empty" for report in reports),
-        promoted_rows=rows,
-        staging_rows_per_second=rate(sum(report.staging_seconds for report in promoted)),
-        promotion_rows_per_second=rate(sum(report.promote_seconds for report in promoted)),
-        seconds=round(seconds, 3),
-    )

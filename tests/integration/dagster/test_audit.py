@@ -8,7 +8,7 @@ from dagster import DagsterInstance, build_schedule_context, materialize
 from psycopg.conninfo import conninfo_to_dict
 from support.audit_stand_in import insert
 
-from dagster_harvest.assets import verified_asset
+from dagster_harvest.audit import verified_asset
 from dagster_harvest.components import outbox_definitions
 from dagster_harvest.settings import AuditSettings, OutboxSettings
 
@@ -25,6 +25,7 @@ def audit(outbox, reaper, tmp_path):
             topics=["orders"],
             config_file=str(reaper),
             audit=AuditSettings(
+                engine="spark",
                 module="support.audit_stand_in",
                 arguments=["--finds", json.dumps(finds)] if finds else [],
                 docs_folder=str(tmp_path / "docs"),
@@ -36,7 +37,7 @@ def audit(outbox, reaper, tmp_path):
             result = job.execute_in_process(instance=instance, raise_on_error=False)
             verdicts = {each.check_name: each for each in result.get_asset_check_evaluations()}
             made = {
-                event.asset_key.path[-1].removeprefix("shop_audit_"): event.materialization.metadata
+                event.asset_key.path[-1].removeprefix("shop_"): event.materialization.metadata
                 for event in result.get_asset_materialization_events()
             }
             log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
@@ -51,7 +52,10 @@ def test_folders_that_are_configured_are_handed_to_the_audit(outbox, reaper, tmp
         topics=["orders"],
         config_file=str(reaper),
         audit=AuditSettings(
-            module="support.audit_stand_in", state_folder=str(tmp_path / "state"), metrics_folder=str(tmp_path)
+            engine="spark",
+            module="support.audit_stand_in",
+            state_folder=str(tmp_path / "state"),
+            metrics_folder=str(tmp_path),
         ),
     )
     with DagsterInstance.ephemeral() as instance:
@@ -68,6 +72,7 @@ def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, t
         topics=["orders", "refunds"],
         config_file=str(reaper),
         audit=AuditSettings(
+            engine="spark",
             module="support.audit_stand_in",
             by_topic=True,
             docs_folder=str(tmp_path / "docs"),
@@ -100,7 +105,7 @@ def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, t
             if event.asset_key.path[-1].endswith("verified")
         ]
         assert made[0].materialization.metadata["committed"].value == 200
-        assert instance.get_materialized_partitions(settings.audit_key("lost")) == {"orders", "refunds"}
+        assert instance.get_materialized_partitions(settings.audit_key) == {"orders", "refunds"}
 
         # The findings of a topic's last audit count until that topic is audited again.
         insert(outbox.connection, "by hand", topics=["orders"], lost=1)
@@ -144,11 +149,11 @@ def test_a_clean_audit_renews_what_is_verified(audit, tmp_path, dsn):
     assert result.success
     assert set(verdicts) == {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
     assert failed(verdicts) == set()
-    assert set(made) == {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
-    assert made["verified"]["records"].value == 100
-    assert made["summary"]["audit_id"].value == f"shop-{result.run_id}"
-    assert made["summary"]["last_audits"].value.startswith("![the last audits](data:image/png;base64,")
-    assert verdicts["expectations"].metadata["data_docs"].value.startswith("file://")
+    assert set(made) == {"audit", "audit_verified"}
+    assert made["audit_verified"]["records"].value == 100
+    assert made["audit"]["audit_id"].value == f"shop-{result.run_id}"
+    assert made["audit"]["last_audits"].value.startswith("![the last audits](data:image/png;base64,")
+    assert verdicts["expectations"].metadata["data_docs"].value == str(tmp_path / "docs" / "shop" / "index.html")
     assert (tmp_path / "docs" / "shop" / "index.html").is_file()
     password = conninfo_to_dict(dsn)["password"]
     assert not any(password in line for line in log)
@@ -159,33 +164,35 @@ def test_a_clean_audit_renews_what_is_verified(audit, tmp_path, dsn):
 def test_what_is_wrong_fails_its_check_and_blocks_what_is_built_on_it(audit, found, name):
     result, verdicts, made, _ = audit(**{found: 1})
     assert failed(verdicts) == {name}
-    assert "verified" not in made
+    assert "audit_verified" not in made
     assert not result.success
+    failure = result.failure_data_for_node("shop_audit_checks").user_failure_data
+    assert failure.description.startswith("the audit of shop did not pass: 1 of 100 records are ")
 
 
 def test_a_copy_by_the_next_term_blocks_nothing(audit):
     result, verdicts, made, _ = audit(duplicates_cross_epoch=3)
     assert failed(verdicts) == {"duplicates"}
     assert result.success
-    assert "verified" in made
+    assert "audit_verified" in made
 
 
 def test_an_audit_that_compared_nothing_fails_unless_that_is_allowed(audit):
     result, verdicts, made, _ = audit(committed=0, records=0)
     assert not result.success
     assert (verdicts, made) == ({}, {})
-    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    failure = result.failure_data_for_node("audit__shop_audit").user_failure_data
     assert "0 records committed" in failure.description
     result, verdicts, made, _ = audit(allow_empty=True, committed=0, records=0)
     assert result.success
     assert failed(verdicts) == set()
-    assert made["verified"]["committed"].value == 0
+    assert made["audit_verified"]["committed"].value == 0
 
 
 def test_verified_alone_judges_the_last_audit(outbox, reaper):
     """Without the checks, which block it in a run of the whole job."""
     settings = OutboxSettings(name="shop", topics=["orders"], config_file=str(reaper))
-    verified, resources = verified_asset(settings), outbox_definitions(settings).resources
+    verified, resources = verified_asset(settings, settings.audited), outbox_definitions(settings).resources
 
     def materialized():
         with DagsterInstance.ephemeral() as instance:
@@ -209,7 +216,7 @@ def test_an_audit_that_fails_says_why_in_the_run(audit):
     result, _, made, _ = audit(error="no broker answers: check bootstrap.servers")
     assert not result.success
     assert made == {}
-    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    failure = result.failure_data_for_node("audit__shop_audit").user_failure_data
     assert "no broker answers" in failure.description
 
 
@@ -217,5 +224,5 @@ def test_an_audit_that_leaves_no_summary_is_no_audit(audit):
     result, _, made, _ = audit(nothing=1)
     assert not result.success
     assert made == {}
-    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    failure = result.failure_data_for_node("audit__shop_audit").user_failure_data
     assert "left no summary" in failure.description

@@ -8,9 +8,10 @@ from support.native import Native
 from support.outbox import harvest_config
 
 from dagster_harvest.audit_results import AuditMissing, details, last_summary, sample
-from dagster_harvest.checks import audit_checks, backlog_checks
+from dagster_harvest.checks import audit_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
+from dagster_harvest.state_checks import state_checks
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
@@ -100,8 +101,11 @@ def test_the_last_audit_is_the_one_that_counts(outbox, insert):
     outbox.connection.execute("INSERT INTO harvest_audit.lost VALUES ('old', '10'), ('new', '2'), ('old', '3|4')")
     counts = details(outbox.connection, "old")
     assert counts == {"lost": 2, "duplicates": 0, "reorderings": 0, "unknown": 0}
-    assert sample(outbox.connection, "old", "lost") == "| record | since |\n| --- | --- |\n| 10 |  |\n| 3\\|4 |  |"
-    assert sample(outbox.connection, "none", "lost") == ""
+    shown = sample(outbox.connection, ["old"], "lost")
+    assert shown.markdown == "| record | since |\n| --- | --- |\n| 10 |  |\n| 3\\|4 |  |"
+    assert shown.records == ["10", "3|4"]
+    assert sample(outbox.connection, ["none"], "lost") is None
+    assert sample(outbox.connection, ["old"], "unknown") is None, "there is no such table"
 
 
 def test_of_several_outboxes_in_a_database_each_is_judged_by_its_own_audit(outbox, insert):
@@ -126,22 +130,22 @@ def test_of_several_outboxes_in_a_database_each_is_judged_by_its_own_audit(outbo
 
 
 def test_an_old_and_long_backlog_is_seen(checked, outbox):
-    assert failed(checked(backlog_checks)) == set()
+    assert failed(checked(state_checks)) == {"leader"}, "nothing harvests"
     outbox.fill(30)
     thresholds = Thresholds(backlog_warn_records=30)
-    evaluations = checked(backlog_checks, thresholds=thresholds)
-    assert failed(evaluations) == {"backlog_size"}
+    evaluations = checked(state_checks, thresholds=thresholds)
+    assert failed(evaluations) == {"leader", "backlog_size"}
     assert evaluations["backlog_size"].metadata["value"].value == 30
     outbox.connection.execute("UPDATE outbox SET create_time = now() - interval '11 minutes'")
-    evaluations = checked(backlog_checks)
-    assert failed(evaluations) == {"backlog_age"}
+    evaluations = checked(state_checks)
+    assert failed(evaluations) == {"leader", "backlog_age"}
     assert evaluations["backlog_age"].severity is dg.AssetCheckSeverity.ERROR
 
 
 def test_an_outbox_that_cannot_be_read_fails_its_checks_and_says_why(checked, outbox):
     outbox.connection.execute("DROP TABLE outbox")
-    evaluations = checked(backlog_checks)
-    assert failed(evaluations) == {"backlog_age", "backlog_size"}
+    evaluations = checked(state_checks)
+    assert failed(evaluations) == {"backlog_age", "backlog_size", "parked", "leader"}
     assert "the outbox table is not there" in evaluations["backlog_age"].description
 
 

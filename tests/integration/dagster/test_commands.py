@@ -51,4 +51,4 @@ def test_dg_lists_them(command):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "flights_harvester_daemon" in done.stdout
-    assert "audit/flights_audit_summary" in done.stdout
+    assert "audit/flights_audit" in done.stdout

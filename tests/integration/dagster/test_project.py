@@ -1,18 +1,20 @@
 """An outbox in a user's own project, whose `defs.yaml` changes the assets by Dagster's `post_processing`."""
 
 import json
+import re
 import traceback
+from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance
+import yaml
+from dagster import AssetKey, AutomationCondition, DagsterInstance
 from dagster.components.core.component_tree import ComponentTreeException
 from support.dagster_project import project
 
 pytestmark = pytest.mark.gate
 
 CHECKS = {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
-RESULTS = ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
-MADE = {f"audit/shop_audit_{result}" for result in RESULTS}
+MADE = {"audit/shop_audit", "audit/shop_audit_verified"}
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def attributes(outbox, reaper, tmp_path):
         "name": "shop",
         "topics": ["orders"],
         "config_file": str(reaper),
-        "audit": {"module": "support.audit_stand_in", "docs_folder": str(tmp_path / "docs")},
+        "audit": {"engine": "spark", "module": "support.audit_stand_in", "docs_folder": str(tmp_path / "docs")},
     }
 
 
@@ -69,15 +71,27 @@ def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
     attributes["asset_keys"] = {
         "outbox": "outbox/{name}",
         "topic": "kafka/{topic}",
-        "audit": "sales/{name}/audit/{result}",
+        "audit": "sales/{name}/audit",
+        "verified": "sales/{name}/verified",
     }
     result = audited(None)
     assert result.success
     evaluations = result.get_asset_check_evaluations()
     assert {each.check_name for each in evaluations} == CHECKS
-    assert {each.asset_key.to_user_string() for each in evaluations} == {"sales/shop/audit/summary"}
+    assert {each.asset_key.to_user_string() for each in evaluations} == {"sales/shop/audit"}
     made = {each.asset_key.to_user_string() for each in result.get_asset_materialization_events()}
-    assert made == {f"sales/shop/audit/{each}" for each in RESULTS}
+    assert made == {"sales/shop/audit", "sales/shop/verified"}
+
+
+def test_topics_that_runs_drain_into_may_have_a_schedule_in_yaml(attributes, tmp_path, unique):
+    """As the documentation has it."""
+    text = (Path(__file__).parents[3] / "docs" / "dagster.md").read_text()
+    declared = yaml.safe_load(re.search(r"```yaml\n(type: [^`]*mode: drain[^`]*)```", text)[1])
+    attributes["daemon"] = declared["attributes"]["daemon"]
+    processing = declared["post_processing"]["assets"]
+    with project(tmp_path / "project", unique("acme"), attributes, processing) as defs:
+        topic = defs.resolve_asset_graph().get(AssetKey(["kafka", "orders_topic"]))
+        assert topic.automation_condition == AutomationCondition.on_cron("*/10 * * * *")
 
 
 @pytest.mark.parametrize("changes", [{"key_prefix": "sales"}, {"key": "sales/summary"}], ids=["prefix", "key"])

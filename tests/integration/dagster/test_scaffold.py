@@ -1,6 +1,7 @@
 """A project that is not this repository: `dg` lists the component, and writes a folder that loads as it is."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def dg(tmp_path):
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
     variables |= {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": str(tmp_path)}
 
-    def run(*arguments):
+    def run(*arguments, code=0):
         done = subprocess.run(
             [str(Path(sys.executable).parent / "dg"), *arguments],
             cwd=tmp_path,
@@ -38,8 +39,8 @@ def dg(tmp_path):
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr if code else done.stdout
 
     run.defs = package / "defs"
     return run
@@ -64,3 +65,13 @@ def test_what_is_scaffolded_loads_as_it_is(dg, folder, options, attributes):
     assert written == {"type": COMPONENT, "attributes": attributes}
     assert "All definitions loaded" in dg("check", "defs")
     assert f"{attributes['name']}_harvester_daemon" in dg("list", "defs", "--json")
+
+
+def test_the_help_shows_the_attributes_that_are_required(dg):
+    assert re.search(r"topics:\s+- orders", dg("scaffold", "defs", COMPONENT, "--help"))
+
+
+def test_no_topic_is_refused(dg):
+    refused = dg("scaffold", "defs", COMPONENT, "shop", "--topics", ",", code=1)
+    assert "names no topic: write `--topics orders,refunds`, or leave it out" in refused
+    assert not (dg.defs / "shop").exists()

@@ -2,18 +2,22 @@
 
 import io
 import zipfile
+from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 from dagster import DagsterInstance
 from psycopg.conninfo import conninfo_to_dict
 
-from dagster_harvest.assets import written_assets
+from dagster_harvest import example_flights
 from dagster_harvest.checks import Verdict
-from dagster_harvest.components import outbox_definitions
-from dagster_harvest.quality import quality_checks
+from dagster_harvest.components import OutboxComponent, outbox_definitions
+from dagster_harvest.quality import contract_checks
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
+from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.writer import written_assets
+from dagster_harvest.writer_settings import RecordColumns, SparkWriterSettings
 from harvest_lib.local_stack import jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
@@ -39,29 +43,43 @@ def flights_file(tmp_path_factory):
 
 
 @pytest.fixture
-def load(outbox, reaper, flights_file, monkeypatch):
+def run(outbox, reaper, monkeypatch):
+    """Run the load job of a writer over some partitions; return the result and the lines of the log."""
     java = find_java(default_state())
     monkeypatch.setenv("JAVA_HOME", str(java))
     found = jars.resolve(jars.POSTGRES_JDBC, default_state(), java)
     monkeypatch.setenv("HARVEST_SPARK_JARS", ",".join(map(str, found)))
 
-    def run(first, last=None, file=flights_file):
-        settings = OutboxSettings(
-            name="flights", topics=["flights"], config_file=str(reaper), writer=SparkWriterSettings(file=str(file))
-        )
-        days = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
+    def materialize(name, writer, **tags):
+        settings = OutboxSettings(name=name, topics=[name], config_file=str(reaper), writer=writer)
         with DagsterInstance.ephemeral() as instance:
             result = dg.materialize(
                 [written_assets(settings, settings.writer)],
                 instance=instance,
-                tags=days,
+                tags={f"dagster/{name}": value for name, value in tags.items()},
                 resources=outbox_definitions(settings).resources,
                 raise_on_error=False,
             )
             log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
         return result, log
 
-    return run
+    return materialize
+
+
+def demo(**changed):
+    """Return the writer of the example, with changes."""
+    file = Path(example_flights.__file__).parent / "defs" / "flights" / "defs.yaml"
+    attributes = yaml.safe_load(file.read_text())["attributes"]
+    return OutboxComponent.resolve_from_yaml(yaml.safe_dump(attributes)).writer.model_copy(update=changed)
+
+
+@pytest.fixture
+def load(run, flights_file):
+    def days(first, last=None, file=flights_file):
+        writer = demo(arguments=[*demo().arguments, "--source", str(file)])
+        return run("flights", writer, asset_partition_range_start=first, asset_partition_range_end=last or first)
+
+    return days
 
 
 def test_a_day_is_loaded_and_a_backfill_of_three_loads_the_others(load, outbox, dsn):
@@ -81,7 +99,7 @@ def test_a_day_is_loaded_and_a_backfill_of_three_loads_the_others(load, outbox, 
     assert result.success
     assert outbox.count() == sum(ROWS.values())
     metadata = result.get_asset_materialization_events()[0].materialization.metadata
-    assert (metadata["days"].value, metadata["days_promoted_before"].value) == (3, 1)
+    assert (metadata["batches"].value, metadata["batches_promoted_before"].value) == (3, 1)
     days = outbox.connection.execute("SELECT batch, rows FROM flights_batches ORDER BY batch").fetchall()
     assert days == [(f"flights-{day}", rows) for day, rows in ROWS.items()]
 
@@ -102,10 +120,8 @@ def test_a_file_that_is_not_there_is_what_the_run_says(load, outbox, tmp_path):
 
 def test_a_column_of_wrong_type_fails_the_contract_of_the_rows_and_nothing_else(load, outbox, reaper):
     assert load("2013-01-01")[0].success
-    settings = OutboxSettings(
-        name="flights", topics=["flights"], config_file=str(reaper), writer=SparkWriterSettings(file="x")
-    )
-    checks = [each for each in quality_checks(settings) if "summary" not in str(each.check_keys)]
+    settings = OutboxSettings(name="flights", topics=["flights"], config_file=str(reaper), writer=demo())
+    checks = contract_checks(settings)
 
     def verdicts() -> dict[str, Verdict]:
         definitions = dg.Definitions(
@@ -124,3 +140,103 @@ def test_a_column_of_wrong_type_fails_the_contract_of_the_rows_and_nothing_else(
     assert not after["postgres/flights"].passed
     assert "distance" in after["postgres/flights"].description
     assert after["outbox/flights_outbox"].passed
+
+
+FRAMES = """
+def frame(spark, start, end):
+    hours = (end - start).total_seconds() / 3600
+    at = f"timestamp '{start:%Y-%m-%d %H:%M:%S}'"
+    return spark.sql(f"SELECT id AS order_id, {at} AS at, double({hours}) AS hours FROM range({start.day})")
+
+
+def of_the_run(spark):
+    return spark.sql("SELECT 1 AS order_id, 2 AS hours")
+
+
+def empty(spark, **given):
+    return spark.sql("SELECT 1 AS order_id").where("false")
+
+
+def broken(start):
+    raise LookupError(f"no orders of {start:%d %B}")
+
+
+def nothing(spark):
+    return None
+"""
+
+
+@pytest.fixture
+def frames(tmp_path, monkeypatch, unique):
+    """Write a user's module; return a function that makes the writer of one of its functions."""
+    module = unique("acme_orders")
+    (tmp_path / f"{module}.py").write_text(FRAMES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def writer(name, **attributes):
+        records = RecordColumns(key="order_id", fixed_headers={"event-type": "placed"}, batch_header="batch")
+        wanted = {"records": records, "start": "2026-01-01", **attributes}
+        return SparkWriterSettings(function=f"{module}.{name}", **wanted)
+
+    return writer
+
+
+def by_partition(result):
+    made = [event.materialization for event in result.get_asset_materialization_events()]
+    return {each.partition: {name: value.value for name, value in each.metadata.items()} for each in made}
+
+
+def test_a_function_of_the_users_fills_table_and_outbox_a_batch_for_each_day(run, frames, outbox):
+    outbox.connection.execute(
+        "CREATE TABLE orders (order_id bigint, at timestamptz, hours double precision, batch text)"
+    )
+    writer = frames("frame", table="orders", batch_column="batch")
+    days = {"asset_partition_range_start": "2026-01-02", "asset_partition_range_end": "2026-01-03"}
+    result, _ = run("orders", writer, **days)
+    assert result.success
+    found = by_partition(result)
+    assert {day: (each["rows"], each["status"]) for day, each in found.items()} == {
+        "2026-01-02": (2, "promoted"),
+        "2026-01-03": (3, "promoted"),
+    }
+    assert outbox.count() == 5
+    rows = outbox.connection.execute("SELECT batch, count(*), min(hours) FROM orders GROUP BY 1 ORDER BY 1").fetchall()
+    assert rows == [("orders-2026-01-02", 2, 24), ("orders-2026-01-03", 3, 24)]
+
+    result, _ = run("orders", writer, asset_partition_range_start="2026-01-01", asset_partition_range_end="2026-01-03")
+    assert result.success
+    assert {day: each["status"] for day, each in by_partition(result).items()} == {
+        "2026-01-01": "promoted",
+        "2026-01-02": "already-promoted",
+        "2026-01-03": "already-promoted",
+    }
+    assert outbox.count() == 6
+
+
+def test_hours_and_runs_without_partitions_are_batches_too(run, frames, outbox):
+    result, _ = run("orders", frames("frame", partitions="hourly"), partition="2026-01-04-05:00")
+    assert result.success
+    assert by_partition(result)["2026-01-04-05:00"]["dagster/row_count"] == 4
+    result, _ = run("orders", frames("of_the_run", partitions="none", start=None))
+    assert result.success
+    batches = outbox.connection.execute("SELECT batch, rows FROM outbox_batches ORDER BY batch").fetchall()
+    assert batches == sorted([("orders-2026-01-04-05:00", 4), (f"orders-{result.run_id}", 1)])
+
+
+def test_a_partition_without_rows_is_empty_and_no_error(run, frames, outbox):
+    result, _ = run("orders", frames("empty"), partition="2026-01-01")
+    assert result.success
+    assert (by_partition(result)["2026-01-01"]["status"], outbox.count()) == ("empty", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("broken", "LookupError: no orders of 01 January"), ("nothing", "returned NoneType, not a DataFrame")],
+)
+def test_a_function_that_returns_no_frame_is_what_the_run_says(run, frames, outbox, name, message):
+    writer = frames(name)
+    result, _ = run("orders", writer, partition="2026-01-01")
+    failure = result.failure_data_for_node("orders_written").user_failure_data
+    assert failure.description.startswith(f"{writer.function} failed: ")
+    assert message in failure.description
+    assert outbox.count() == 0

@@ -20,7 +20,7 @@ from dagster_harvest.daemon import (
     daemon_job,
 )
 from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
-from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
 from harvest_lib.harvester.harvest import Harvest
@@ -52,6 +52,11 @@ def settings(outbox):
 
 
 @pytest.fixture
+def resource(reaper):
+    return HarvesterResource(config_file=str(reaper))
+
+
+@pytest.fixture
 def tick(settings, instance, reaper):
     cursor = None
 
@@ -65,6 +70,8 @@ def tick(settings, instance, reaper):
         )
         result = supervisor_sensor(settings, job).evaluate_tick(context)
         cursor = result.cursor
+        for event in result.asset_events:  # as Dagster's daemon does
+            instance.report_runless_asset_event(event)
         return result
 
     return look
@@ -98,7 +105,7 @@ def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
     instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
     heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '61 s'")
-    (request,) = tick().run_requests
+    (request,) = eventually(lambda: tick().run_requests)
     assert request.run_key == "shop:0:8"
 
 
@@ -157,33 +164,119 @@ def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, 
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
-    (request,) = tick().run_requests
+    assert "is considered dead if the next tick finds the same" in tick().skip_message
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+    (request,) = eventually(lambda: tick().run_requests)
     assert request.run_key == "shop:0:2"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
     said = [entry.dagster_event.message for entry in instance.all_logs(run.run_id) if entry.dagster_event]
     assert any("gave this run up" in (each or "") for each in said)
 
 
-def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(
+@pytest.mark.gate
+def test_who_beats_again_before_the_supervisor_looks_again_is_not_failed(
     tick, believed, heartbeats, outbox, instance, monkeypatch
 ):
-    """As after an outage of Postgres, when every heartbeat is old."""
+    """As after an outage of Postgres, when every heartbeat is old. No tick sleeps."""
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
     outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
-    between = SimpleNamespace(time=time.time, sleep=lambda _seconds: heartbeats.renew(PLACE, run.run_id))
-    monkeypatch.setattr("dagster_harvest.supervisor.time", between)
-    assert not tick().run_requests
+    ahead = [0.0]
+    monkeypatch.setattr("dagster_harvest.supervisor.time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    assert "is considered dead" in tick().skip_message
+    heartbeats.renew(PLACE, run.run_id)
+    ahead[0] = 10.0
+    assert "alive" in tick().skip_message
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
+    assert "is considered dead" in tick().skip_message, "it is looked at twice again"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+    ahead[0] = 20.0
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:2"
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
 
 
-def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance):
-    for generation in range(1, 5):
-        instance.report_run_failed(believed(generation))
+def failed(instance, believed, resource, settings, generations, version=None):
+    """Make runs of a version, the present one by default, of which each failed."""
+    for generation in generations:
+        run = believed(generation)
+        present = version_of(resource.config(), settings.daemon)
+        instance.add_run_tags(run.run_id, {VERSION_TAG: version or present})
+        instance.report_run_failed(instance.get_run_by_id(run.run_id))
+
+
+@pytest.fixture
+def moved(believed, heartbeats, instance):
+    """A living run of another code location, whose supervisor ticks; the location that is supervised has one too."""
+    own, run = believed(2), believed(1)
+    heartbeats.claim(PLACE, run_id=own.run_id, generation=2, stale_after_seconds=60)
+    instance.add_run_tags(run.run_id, {SLOT_TAG: "7"})  # among the runs here it is none of this location's
+    heartbeats.claim(BEFORE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    assert heartbeats.supervise("shop", BEFORE.location, stale_after_seconds=60) == []
+    return run
+
+
+BEFORE = HeartbeatPlace(name="shop", location="before")
+GONE = "UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE slot = -1"
+
+
+@pytest.mark.gate
+def test_the_run_of_a_code_location_that_was_renamed_hands_over(tick, moved, heartbeats, outbox, instance):
+    outbox.connection.execute(GONE)
+    for _ in range(2):
+        assert f"run {moved.run_id} has to hand over: its code location" in tick().skip_message
+    assert LEAVING_TAG in instance.get_run_by_id(moved.run_id).tags
+    heartbeats.stop(BEFORE, moved.run_id)
+    assert moved.run_id not in tick().skip_message, "it has stopped"
+
+
+@pytest.mark.gate
+def test_runs_of_two_code_locations_that_are_both_supervised_leave_each_other_alone(tick, moved, outbox, instance):
+    assert moved.run_id not in tick().skip_message
+    outbox.connection.execute("DELETE FROM harvest_daemons WHERE slot = -1 AND code_location = 'before'")
+    assert moved.run_id not in tick().skip_message, "an earlier version of the library supervises it"
+    assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
+
+
+@pytest.mark.gate
+def test_a_run_of_another_daemon_or_of_another_instance_is_left_alone(tick, moved, heartbeats, outbox, instance):
+    outbox.connection.execute(GONE)
+    outbox.connection.execute("UPDATE harvest_daemons SET run_id = 'elsewhere' WHERE run_id = %s", (moved.run_id,))
+    assert "elsewhere" not in tick().skip_message
+    outbox.connection.execute("UPDATE harvest_daemons SET run_id = %s WHERE run_id = 'elsewhere'", (moved.run_id,))
+    outbox.connection.execute("UPDATE harvest_daemons SET name = 'other' WHERE code_location = 'before'")
+    assert moved.run_id not in tick().skip_message
+    assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
+
+
+def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance, resource, settings):
+    failed(instance, believed, resource, settings, range(1, 5))
     result = tick()
     assert not result.run_requests
     assert "4 failed in a row" in result.skip_message
     assert json.loads(result.cursor)["slot 0"]["failures"] == 4
+
+
+@pytest.mark.gate
+def test_who_corrects_the_configuration_does_not_wait_for_the_backoff(tick, believed, instance, resource, settings):
+    failed(instance, believed, resource, settings, range(1, 5), "0.0+wrong")
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:5"
+    assert request.tags[VERSION_TAG] == version_of(resource.config(), settings.daemon)
+
+
+@pytest.mark.gate
+def test_a_run_that_has_lived_for_long_is_asked_to_hand_over(tick, believed, heartbeats, instance, resource, settings):
+    rotating = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"rotate_after_hours": 1e-9})})
+    present = version_of(resource.config(), rotating.daemon)
+    run = believed(1)
+    instance.add_run_tags(run.run_id, {VERSION_TAG: present})
+    began = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name)
+    instance.report_dagster_event(began, run.run_id)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    result = tick(rotating)
+    assert "hours ago" in result.skip_message
+    assert instance.get_run_by_id(run.run_id).tags[LEAVING_TAG] == present
 
 
 @pytest.fixture
@@ -211,30 +304,49 @@ def test_several_runs_are_kept_where_several_are_asked_for(tick, settings):
 
 
 def verdicts(result):
-    return {event.check_name: (event.passed, event.severity.value) for event in result.asset_events}
+    evaluations = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    return {event.check_name: (event.passed, event.severity.value) for event in evaluations}
+
+
+GOOD = {
+    "backlog_age": (True, "WARN"),
+    "backlog_size": (True, "WARN"),
+    "parked": (True, "ERROR"),
+    "leader": (True, "ERROR"),
+}
 
 
 @pytest.mark.gate
 def test_checks_of_a_backlog_that_cannot_be_read_fail_and_say_why(tick, elsewhere):
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    assert verdicts(tick()) == GOOD
     result = tick(file=elsewhere)
-    assert verdicts(result) == {"backlog_age": (False, "ERROR"), "backlog_size": (False, "ERROR")}
+    assert verdicts(result) == dict.fromkeys(GOOD, (False, "ERROR"))
     for event in result.asset_events:
         assert "port 1" in event.description, "the cause"
         assert "next step" in event.description
     assert verdicts(tick(file=elsewhere)) == {}, "nothing has changed"
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    assert verdicts(tick()) == GOOD
 
 
 def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tick, outbox):
-    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
-    assert verdicts(tick()) == {}, "nothing has changed"
+    assert verdicts(tick()) == GOOD
+    assert tick().asset_events == [], "nothing has changed"
     outbox.fill(100)
     assert verdicts(tick())["backlog_size"] == (False, "WARN")
     outbox.fill(900)
     assert verdicts(tick())["backlog_size"] == (False, "ERROR")
     outbox.connection.execute("DELETE FROM outbox")
     assert verdicts(tick())["backlog_size"] == (True, "WARN")
+
+
+@pytest.mark.gate
+def test_an_outbox_that_runs_drain_is_only_watched(tick, settings, outbox):
+    draining = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "drain"})})
+    outbox.fill(100)
+    result = tick(draining)
+    assert not result.run_requests
+    assert verdicts(result) == {**GOOD, "backlog_size": (False, "WARN")}, "between two drains nobody has to lead"
+    assert outbox.connection.execute("SELECT to_regclass('harvest_daemons')").fetchone() == (None,)
 
 
 @pytest.mark.usefixtures("elected")
@@ -244,7 +356,9 @@ def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, boot
         eventually(lambda: harvest.is_leader, "leads")
         result = tick(external)
     assert not result.run_requests
-    (seen,) = [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
-    assert seen.asset_key == dg.AssetKey(["kafka", f"{outbox.topic}_topic"])
-    assert "elsewhere" in seen.metadata["leader"].value
-    assert seen.metadata["backlog_records"].value == 0
+    seen = {each.asset_key: each for each in result.asset_events if isinstance(each, dg.AssetObservation)}
+    assert seen.keys() == {dg.AssetKey(["kafka", f"{outbox.topic}_topic"]), settings.outbox_key}
+    for each in seen.values():
+        assert "elsewhere" in each.metadata["leader"].value
+        assert each.metadata["backlog_records"].value == 0
+    assert verdicts(result) == GOOD

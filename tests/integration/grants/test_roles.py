@@ -8,15 +8,14 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from harvest_lib import OutboxRecord, append
+from harvest_lib.audit.results import prepare
 from harvest_lib.cli import app
 from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 from harvest_lib.outbox.parking import ParkedRecords
-from harvest_lib.spark.audit.results import prepare
 
 pytestmark = pytest.mark.gate
 
@@ -24,26 +23,8 @@ OUTBOX = OutboxTable.parse("outbox")
 
 
 @pytest.fixture
-def admin(dsn):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def role(admin):
-    """Make roles of names nobody has."""
-    made = []
-
-    def make(options="", name=None):
-        name = name or f"role_{secrets.token_hex(6)}"
-        made.append(sql.Identifier(name))
-        admin.execute(sql.SQL("CREATE ROLE {} " + options).format(made[-1]))
-        return name
-
-    yield make
-    for each in reversed(made):
-        admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(each))
-        admin.execute(sql.SQL("DROP ROLE {}").format(each))
+def admin(owner):
+    return owner
 
 
 @pytest.fixture
@@ -212,23 +193,7 @@ def test_a_grant_that_an_error_names_works_for_any_role(admin, role, dsn):
 def owned(admin):
     """Tables that a role makes are gone before the role is."""
     yield
-    admin.execute('DROP SCHEMA IF EXISTS harvest_audit CASCADE; DROP SCHEMA IF EXISTS "My App" CASCADE')
-
-
-@pytest.mark.usefixtures("owned")
-@pytest.mark.parametrize("schema", [None, "My App"])
-def test_the_rights_of_dagsters_heartbeat_are_named_one_after_the_other(admin, role, dsn, schema):
-    name = role("LOGIN PASSWORD 'granted'", name=f"{ODD} {secrets.token_hex(4)}")
-    admin.execute('REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "My App"')
-    outbox = OutboxTable(("outbox",) if schema is None else (schema, "outbox"))
-    with psycopg.connect(make_conninfo(dsn, user=name, password="granted"), autocommit=True) as connection:
-        table = HeartbeatTable.beside(connection, outbox)
-        granted(admin, table.create, "GRANT USAGE, CREATE ON SCHEMA ")
-        admin.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(table._table))
-        place = HeartbeatPlace(name="shop", location="here")
-        granted(admin, lambda: table.claim(place, run_id="1", generation=None, stale_after_seconds=9), "GRANT SELECT, ")
-        assert table.renew(place, "1")
-        assert table.read(place).run_id == "1"
+    admin.execute("DROP SCHEMA IF EXISTS harvest_audit CASCADE")
 
 
 @pytest.mark.usefixtures("owned")

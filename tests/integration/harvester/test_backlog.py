@@ -66,7 +66,7 @@ def reported(table, dsn, bootstrap_servers, group_id):
             if shards := reader.shards():
                 total = backlog.total([each for _, each in reader.read(shards)])
                 told["subscriptions"] = (total.records, total.age_seconds // 3_600, total.is_estimate)
-        waiting = _Daemon(context, settings)._waiting()
+        waiting = _Daemon(context, settings)._progress().waiting
         told["dagster"] = (waiting.records, waiting.age_seconds // 3_600, waiting.is_estimate)
         return told
 

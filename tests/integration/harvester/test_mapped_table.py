@@ -136,7 +136,7 @@ def test_the_run_of_the_daemon_goes_on_before_its_harvester_has_read_the_table(
     context = SimpleNamespace(
         resources=SimpleNamespace(**{settings.resource_key: resource}), log=logging.getLogger("daemon")
     )
-    assert _Daemon(context, settings)._waiting() is None
+    assert _Daemon(context, settings)._progress() is None
     assert "is unknown" in caplog.text
 
 

@@ -28,7 +28,7 @@ from harvest_lib.airflow.dagster.operator import DagsterJobOperator
 @task
 def names():
     import infra, spark_jobs, tests
-    from harvest_lib.spark.audit_summary import MUST_BE_ZERO
+    from harvest_lib.audit.summary import MUST_BE_ZERO
 
     return [NAME, infra.NAME, spark_jobs.NAME, tests.NAME, "lost" in MUST_BE_ZERO]
 

@@ -114,12 +114,14 @@ def test_rows_that_are_picked_are_those_rows(dsn):
         expected = connection.execute(ALL).fetchall()
         rows = rows_of(connection.cursor(binary=True).execute(ALL))
         assert rows.keys == [row[2] for row in expected]
+        assert rows.topics == [row[1] for row in expected]
         picked = rows[5:45].pick([3, 30, 4, 39])
         wanted = [expected[5 + place] for place in (3, 30, 4, 39)]
         assert list(picked) == [picked[place] for place in range(4)] == wanted
         assert (picked.ids, picked.keys) == ([row[0] for row in wanted], [row[2] for row in wanted])
         assert list(picked[1:3]) == list(picked.pick([1, 2])) == wanted[1:3]
         assert {*picked.summary.topics} == {row[1] for row in wanted}
+        assert picked.topics == [row[1] for row in wanted]
         assert not picked.ascends
         assert picked.pick([0, 1]).ascends
         assert (list(rows.pick([])), rows.pick([]).keys, rows.pick([]).ids) == ([], [], [])

@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import OutboxTable, append
-from harvest_lib.outbox.parking import ParkedCounts, ParkedRecords, ParkedSelection
+from harvest_lib.outbox.parking import ParkedCounts, ParkedRecords, ParkedSelection, ParkedSummary
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate
@@ -277,6 +277,20 @@ def test_a_list_is_cut_and_filtered_and_has_no_payload(place):
     assert place.parked.counts(place.connection, ParkedSelection(key="b")) == ParkedCounts(parked=1, held=0)
 
 
+def test_a_summary_has_numbers_topics_and_reasons(place):
+    assert place.parked.summary(place.connection) == ParkedSummary()
+    place.write("a", "b", "a", "a")
+    place.park(1, held=[3, 4])
+    place.park(2)
+    found = place.parked.summary(place.connection)
+    assert (found.parked, found.held, found.ids, found.is_estimate) == (2, 2, (1, 2), False)
+    assert found.topics == ("orders",)
+    assert len(found.reasons) == 1
+    assert found.oldest_age_seconds > 0
+    place.connection.execute("DROP TABLE outbox_parked")
+    assert place.parked.summary(place.connection) == ParkedSummary()
+
+
 def test_tables_that_are_not_fit_are_named(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         parked = ParkedRecords(OutboxTable.parse("outbox"))
@@ -320,6 +334,9 @@ def test_missing_privileges_are_named(place, dsn):
         assert place.parked.retry(operator, ParkedSelection()).parked == 1
         place.connection.execute('REVOKE SELECT ON outbox_parked FROM "op er"')
         assert place.parked.counts(operator) is None
+        with pytest.raises(DatabaseAccessDenied, match='may not read "outbox_parked"') as denied:
+            place.parked.summary(operator)
+        assert denied.value.next_step == 'GRANT SELECT ON "outbox_parked" TO "op er"'
     place.connection.execute('DROP OWNED BY "op er"')
     place.connection.execute('DROP ROLE "op er"')
 

@@ -403,6 +403,9 @@ def test_a_new_row_that_is_refused_takes_the_place_of_the_old_one(connection, in
     assert [(each.id, each.gone) for each in parked.list(connection)] == [(bad[0], True), (bad[1], True)]
     assert parked.show(connection, bad[0]).row == {}, "the new row is not the one that was parked"
     Harvest(config()).drain(60)
+    summary = parked.summary(connection)
+    assert (summary.parked, summary.held, summary.ids) == (2, 0, tuple(bad))
+    assert "the topic does not exist" in summary.reasons
     listed = {each.id: each for each in parked.list(connection)}
     assert (listed[bad[0]].gone, listed[bad[0]].topic, listed[bad[0]].key) == (False, missing, "other")
     assert listed[bad[0]].reason == "the topic does not exist"

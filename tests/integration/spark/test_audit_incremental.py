@@ -10,13 +10,13 @@ from confluent_kafka.admin import NewTopic
 from support.audited import RECORDS, of_one_key, write
 from support.waiting import eventually
 
+from harvest_lib.audit import results
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity
-from harvest_lib.spark.audit import results
 from harvest_lib.spark.audit.kafka_side import SparkTopics
 from harvest_lib.spark.audit.run import _require_server
 from harvest_lib.spark.audit.stages import Stages

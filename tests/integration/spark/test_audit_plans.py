@@ -4,6 +4,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from harvest_lib.audit.outbox_query import IS_PARKED, OUTBOX
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.spark.audit import queries
 
@@ -66,13 +67,13 @@ def test_business_rows_and_their_batches(connection):
 
 @pytest.fixture
 def outbox_rows():
-    is_parked = sql.SQL(queries.IS_PARKED).format(
+    is_parked = sql.SQL(IS_PARKED).format(
         parked_ids=sql.Identifier("outbox_parked_ids"), subscription=sql.Literal("default")
     )
     parts = {"encoding": "'UTF8'", "content": "0", "passed": "true", "filters": "", "topics": "ARRAY['t']"}
     parts |= {"must_come": "1", "waits": "2", "parked_": "3", "outbox": "outbox"}
     named = {name: sql.SQL(text) for name, text in parts.items()}
-    return sql.SQL(queries.OUTBOX).format(is_parked=is_parked, **named).as_string(None)
+    return sql.SQL(OUTBOX).format(is_parked=is_parked, **named).as_string(None)
 
 
 def test_each_row_is_looked_up_once_among_the_parked_ones(connection, outbox_rows):

@@ -44,11 +44,11 @@ class Alerts:
         self.cursor = None
         self.tick()
 
-    def _tell(self, text):
+    def _tell(self, alert):
         if self.failing:
             self.failing -= 1
             raise ConnectionError("the pager is away")
-        self.heard.append(text)
+        self.heard.append(str(alert))
 
     def tick(self):
         """Tick; return the alerts of this tick."""
@@ -68,13 +68,13 @@ def test_a_failed_daemon_is_told_with_cause_and_next_step(instance, alerts):
     (text,) = alerts.tick()
     assert "there is no table" in text
     assert "next step: `harvest init`" in text
-    assert "its supervisor starts the next one" in text
+    assert "its supervisor starts the next run" in text
 
 
 def test_a_failed_audit_has_to_be_launched_again(instance, alerts):
     run_job(instance, "shop_audit")
     (text,) = alerts.tick()
-    assert "launch it again" in text
+    assert "launch the run again" in text
 
 
 @pytest.mark.parametrize("order", [("shop_audit", "something_else"), ("something_else", "shop_audit")])
@@ -163,7 +163,10 @@ def test_definitions_take_the_function_that_is_told(instance):
     first = sensor.evaluate_tick(dg.build_sensor_context(instance=instance))
     run_job(instance, "shop_audit")
     sensor.evaluate_tick(dg.build_sensor_context(instance=instance, cursor=first.cursor))
-    assert len(heard) == 1
+    (alert,) = heard
+    assert (alert.kind, alert.outbox) == ("run_failed", "shop")
+    assert alert.run_id in alert.text
+    assert alert.next_step.startswith("`harvest init`; then launch")
 
 
 def daemon(outbox):

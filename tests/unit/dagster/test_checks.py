@@ -5,9 +5,18 @@ import datetime as dt
 import dagster as dg
 import pytest
 
-from dagster_harvest.checks import judged_backlog, judged_duplicates, judged_lost, judged_ordering, judged_unknown
-from dagster_harvest.settings import Thresholds
-from harvest_lib.spark.audit_summary import AuditSummary
+from dagster_harvest.audit_results import FoundRows
+from dagster_harvest.checks import (
+    judged_backlog,
+    judged_duplicates,
+    judged_lost,
+    judged_ordering,
+    judged_unknown,
+    stopped,
+    with_findings,
+)
+from dagster_harvest.settings import OutboxSettings, Thresholds
+from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.subscriptions.backlog import Backlog
 
 pytestmark = pytest.mark.quick
@@ -103,3 +112,33 @@ def test_a_copy_by_the_next_term_warns_and_one_by_the_same_fails(found, severity
 def test_thresholds_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("_seconds")):
         Thresholds(**wrong)
+
+
+def test_a_failed_check_names_the_first_records_and_the_next_step():
+    settings = OutboxSettings(name="shop", topics=["orders"])
+    found = FoundRows(records=[str(each) for each in range(1, 21)], markdown="| record |\n| --- |\n| 1 |")
+    lost = summary(lost=25)
+    verdict = with_findings(judged_lost(lost), "lost", found, [lost, summary(audit_id="b's")], settings)
+    assert verdict.description == "25 of 1,000 records are committed and not in Kafka, such as record 1, 2, 3"
+    shown = numbers(verdict)
+    assert shown["lost"] == 25
+    assert shown["records_found"].split(", ") == found.records
+    assert shown["sample"] == found.markdown
+    assert shown["next_step"] == (
+        "SELECT * FROM harvest_audit.lost WHERE audit_id IN ('a', 'b''s'); after a repair harvest audit --topic orders"
+    )
+    assert (verdict.passed, verdict.severity) == (False, ERROR)
+    bare = with_findings(judged_lost(lost), "lost", None, [lost], settings)
+    assert "sample" not in bare.metadata
+    assert bare.description == "25 of 1,000 records are committed and not in Kafka"
+
+
+def test_the_run_fails_with_the_numbers_of_each_failed_check_once():
+    settings = OutboxSettings(name="shop", topics=["orders"])
+    wrong = summary(lost=2, unknown=1)
+    failure = stopped([judged_lost(wrong), judged_unknown(wrong), judged_lost(wrong)], settings)
+    assert failure.description == (
+        "the audit of shop did not pass: 2 of 1,000 records are committed and not in Kafka; "
+        "1 of 1,000 records are in Kafka and never committed, or not with that value"
+    )
+    assert failure.metadata["next_step"].value == "read the checks of audit/shop_audit"

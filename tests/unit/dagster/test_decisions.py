@@ -137,6 +137,35 @@ def test_a_run_that_has_delivered_ends_a_row_of_earlier_failures():
     assert isinstance(decided([*failing, replace(killed, has_worked=False)], heartbeat(7, age=16.0)), Wait)
 
 
+def after_failures(*versions, present):
+    """Decide at the time of the last of failures, of which each was of the given version, the oldest first."""
+    runs = [replace(run(number, "failed", 0.0, lived=1), version=each) for number, each in enumerate(versions, 1)]
+    return decide(runs, heartbeat(len(runs), age=0.0, is_stopped=True), now=NOW, settings=SETTINGS, version=present)
+
+
+def test_a_changed_version_ends_the_backoff():
+    """Whoever has corrected the configuration or the code sees it run at once."""
+    decision = after_failures(*["0.1+a"] * 6, present="0.1+b")
+    assert isinstance(decision, Start)
+    assert (decision.generation, decision.failures) == (7, 0)
+    assert "0.1+a" in decision.reason and "0.1+b" in decision.reason  # noqa: PT018
+
+
+def test_only_failures_of_the_present_version_are_counted():
+    assert after_failures(*["0.1+a"] * 6, "0.1+b", present="0.1+b").failures == 1
+    assert after_failures("0.1+b", "0.1+a", "0.1+b", present="0.1+b").failures == 1
+    assert after_failures(*["0.1+b"] * 3, present="0.1+b").failures == 3
+
+
+def test_a_configuration_that_cannot_be_read_is_a_version_too():
+    """A run that began while it could not be read has no version."""
+    assert after_failures(None, None, present="0.1+a").failures == 0
+    assert after_failures("0.1+a", "0.1+a", present=None).failures == 0
+    decision = after_failures(None, None, present=None)
+    assert isinstance(decision, Wait)
+    assert decision.failures == 2
+
+
 def test_a_failure_after_one_that_has_delivered_counts_anew():
     failing = [run(generation, "failed", 400, lived=1) for generation in range(1, 7)]
     runs = [*failing, replace(run(7, "failed", 20, lived=71), has_worked=True), run(8, "failed", 5, lived=1)]
@@ -169,6 +198,35 @@ def test_a_run_on_its_way_is_waited_for(phase):
 def test_a_run_that_was_launched_and_never_came_is_given_up():
     assert isinstance(decided([run(2, "starting", 100)]), GiveUp)
     assert isinstance(decided([run(2, "queued", 100)]), Keep), "a queue is its owner's"
+
+
+def test_a_run_that_is_queued_for_long_names_the_next_step():
+    assert decided([run(2, "queued", 99)]).reason == "queued for 99 s"
+    reason = decided([run(2, "queued", 100)]).reason
+    assert reason.startswith("queued for 100 s")
+    assert "max_concurrent_runs" in reason
+    assert "dagster/priority" in reason
+
+
+ROTATING = SETTINGS.model_copy(update={"rotate_after_hours": 2})
+
+
+def lived(hours, settings=ROTATING, age=1.0, present="0.1+a", **about):
+    old = replace(run(1, "started", hours * 3600, lived=0), version="0.1+a", **about)
+    return decide([old], heartbeat(1, age=age), now=NOW, settings=settings, version=present)
+
+
+def test_a_run_that_has_lived_for_long_hands_over():
+    decision = lived(2)
+    assert isinstance(decision, HandOver)
+    assert decision.reason == "the run began 2.0 hours ago"
+    assert lived(1.9).is_alive
+    assert lived(2000, SETTINGS.model_copy(update={"rotate_after_hours": None})).is_alive
+    asked = lived(2, is_leaving=True)
+    assert isinstance(asked, Keep)
+    assert not asked.is_alive
+    assert isinstance(lived(2, age=15.0), GiveUp), "who is dead hands nothing over"
+    assert lived(2, present=None).is_alive, "while the configuration cannot be read, no successor could start"
 
 
 def test_a_run_that_began_gets_time_for_its_first_beat():

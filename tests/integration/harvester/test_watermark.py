@@ -1,0 +1,110 @@
+"""The watermark on the real Postgres: what was committed before it is delivered, whatever waits, is open or parked."""
+
+import psycopg
+import pytest
+from psycopg import sql
+from support.outbox import Outbox, harvest_config
+from support.subscribed import Subscribed
+
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.watermark import Watermark
+
+pytestmark = pytest.mark.gate
+
+_INSERT = """
+INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT clock_timestamp() + interval '1 hour', %(topic)s, 'late', string_agg(md5(random()::text), ''), '{{}}', '{{}}'
+FROM generate_series(1, %(parts)s)
+"""
+
+
+@pytest.fixture(params=["mark", "snapshot"])
+def harvested(request, dsn, make_topic, bootstrap_servers, group_id):
+    """An outbox, its configuration, and a function that delivers what waits."""
+    topic = make_topic(partitions=1, **{"max.message.bytes": 3_000})
+    if request.param == "snapshot":
+        made = Subscribed(dsn, topic, bootstrap_servers, group_id)
+        settings = {"source": "snapshot", "delivery": "transactional"}
+    else:
+        made, settings = Outbox(dsn, topic), {"source": "mark"}
+    config = harvest_config(dsn, bootstrap_servers, group_id, **settings)
+    yield made, config, lambda: Harvest(config).drain()
+    made.close()
+
+
+@pytest.fixture
+def read(harvested, dsn):
+    _, config, _ = harvested
+    watermark = Watermark()
+
+    def look(watermark=watermark):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return watermark.read(connection, config)
+
+    return look
+
+
+def insert(connection, outbox, parts=1):
+    connection.execute(sql.SQL(_INSERT).format(outbox.name.identifier), {"topic": outbox.topic, "parts": parts})
+
+
+def now(outbox):
+    return outbox.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()[0]
+
+
+def test_the_time_advances_once_the_records_of_a_reading_are_delivered(harvested, read):
+    outbox, _, deliver = harvested
+    outbox.fill(20)
+    before = now(outbox)
+    found = read()
+    assert (found.waiting.records, found.delivered_until) == (20, None)
+    outbox.fill(1)
+    deliver()
+    outbox.fill(1)
+    last = read()
+    assert last.waiting.records == 1
+    assert before < last.delivered_until < now(outbox)
+    deliver()
+    assert read().delivered_until > last.delivered_until
+
+
+def test_a_record_that_is_committed_late_does_not_lie_before_the_time(harvested, read, dsn):
+    outbox, _, deliver = harvested
+    with psycopg.connect(dsn) as late:
+        insert(late, outbox)
+        outbox.fill(5)
+        assert read().delivered_until is None
+        deliver()
+        until = read().delivered_until
+        committing = now(outbox)
+        late.commit()
+    found = read()
+    assert found.waiting.records > 0
+    assert (found.delivered_until or 0.0) < committing
+    assert found.delivered_until == until, "it stays where it was while the late record waits"
+    deliver()
+    assert read().delivered_until > committing
+
+
+def test_a_parked_record_holds_the_time_back(harvested, read):
+    outbox, config, deliver = harvested
+    deliver()
+    before = read().delivered_until
+    assert before is not None
+    insert(outbox.connection, outbox, parts=300)  # larger than the topic takes
+    parking = now(outbox)
+    deliver()
+    found = read()
+    assert found.waiting.records == 0
+    assert found.delivered_until == before < parking
+    outbox.fill(3)
+    deliver()
+    assert read().delivered_until == before
+    name = outbox.name.parked if config.source == "mark" else outbox.name.parked_ids
+    outbox.connection.execute(sql.SQL("DELETE FROM {}").format(name.identifier))
+    assert read().delivered_until > parking
+
+
+def test_nothing_is_said_where_the_parked_records_may_not_be_read(harvested, read, monkeypatch):
+    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
+    assert read().delivered_until is None
