@@ -220,7 +220,7 @@ def test_a_new_leader_is_observed(reports, instance):
 
 
 def test_the_interval_is_a_setting():
-    assert DaemonSettings().materialize_every_seconds == 60
+    assert DaemonSettings().materialize_every_seconds == 45
     with pytest.raises(ValueError, match="materialize_every_seconds"):
         DaemonSettings(materialize_every_seconds=0)
 
