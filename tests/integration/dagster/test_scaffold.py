@@ -75,3 +75,20 @@ def test_no_topic_is_refused(dg):
     refused = dg("scaffold", "defs", COMPONENT, "shop", "--topics", ",", code=1)
     assert "names no topic: write `--topics orders,refunds`, or leave it out" in refused
     assert not (dg.defs / "shop").exists()
+
+
+def test_a_configuration_file_that_is_wrong_fails_the_check_of_the_definitions(dg):
+    dg("scaffold", "defs", COMPONENT, "shop")
+    file = dg.defs / "shop" / "defs.yaml"
+    file.write_text(file.read_text().replace("  # config_file:", "  config_file:"))
+    assert "there is no configuration file" in dg("check", "defs", code=1)
+    (dg.defs / "shop" / "harvest.yaml").write_text("leaderGroupId: shop\n")
+    assert "`leaderGroupId` is not a setting; did you mean `leaderGroupID`?" in dg("check", "defs", code=1)
+    (dg.defs / "shop" / "harvest.yaml").write_text("leaderGroupID: shop\n")
+    assert "All definitions loaded" in dg("check", "defs")
+
+
+def test_dg_prints_a_description_of_each_attribute(dg):
+    printed = dg("utils", "inspect-component", COMPONENT, "--defs-yaml-schema")
+    assert "The Kafka topics of the outbox's records." in printed
+    assert "Interval at which a run reports its numbers." in printed
