@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from support.pipeline_ends import opened
 from support.pipelines import Running, Script, declared
 from support.waiting import eventually
 
@@ -13,24 +12,6 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.gate
-
-
-@pytest.fixture
-def write(source):
-    writers = []
-
-    def written(*messages, **options):
-        writers.append(opened(writing("postgres"), data_source=source.dsn, **options))
-        writers[-1].write(
-            [
-                PipelineMessage(op, 1, namespace, data, offset=7 + place)
-                for place, (op, namespace, data) in enumerate(messages)
-            ]
-        )
-
-    yield written
-    for each in writers:
-        each.close()
 
 
 @pytest.mark.parametrize(

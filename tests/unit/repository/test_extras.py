@@ -158,7 +158,7 @@ def test_the_package_and_dagster_have_pythons_and_versions_in_common():
     pythons = SpecifierSet(project["requires-python"])
     assert [f"3.{minor}" for minor in range(10, 16) if f"3.{minor}" in pythons] == ["3.11", "3.12", "3.13", "3.14"]
     classified = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
-    assert classified == ["3.11", "3.12", "3.13", "3.14"]
+    assert classified == ["3.11", "3.12", "3.13"], "the tested ones"
     (dagster,) = [
         each for each in map(Requirement, project["optional-dependencies"]["dagster"]) if each.name == "dagster"
     ]
