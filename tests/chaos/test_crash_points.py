@@ -162,7 +162,7 @@ def check(delivery, delivered, records):
         assert steps(delivered) == []
 
 
-@pytest.mark.gate(cases=16)
+@pytest.mark.gate(cases=8)
 @pytest.mark.parametrize(("way", "step", "nth"), CASES)
 def test_killed_at_a_step(crashes, step, nth):
     crashes.outbox.fill(RECORDS, keys=500)

@@ -122,6 +122,7 @@ def test_two_servers_that_are_away_are_two_problems(checked):
     assert CANARY not in json.dumps(found)
 
 
+@pytest.mark.full
 def test_run_says_the_same_when_it_cannot_start(native, harvest, servers):
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
     variables = {**servers, "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2"}
@@ -364,6 +365,7 @@ def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, s
         assert f"kafka-topics.sh --bootstrap-server {address} --create --topic no-such-topic" in done.stdout
 
 
+@pytest.mark.full
 def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path, monkeypatch):
     """Even where no server has been asked to look at them."""
     monkeypatch.setattr(kafka_checks, "topic_partitions", partial(topic_partitions, timeout_seconds=0.5))

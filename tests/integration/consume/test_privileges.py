@@ -86,6 +86,7 @@ def test_the_page_says_what_is_printed():
     assert said == {line.partition(";")[0].replace('"', "") for line in lines if line.startswith("GRANT ")}
 
 
+@pytest.mark.full
 def test_what_is_printed_is_enough(granted):
     query = granted.owner.execute
     write(granted, ["a", "bad", "b"])

@@ -202,6 +202,7 @@ def test_it_is_what_a_plain_database_is_after_the_same_statements(store):
             assert asked(kept, "PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.full
 def test_playing_back_does_not_depend_on_what_was_compacted(settings, make_topic, store):
     quick = {"segment.ms": 500, "min.cleanable.dirty.ratio": 0.001, "max.compaction.lag.ms": 500}
     log = make_topic(**{"cleanup.policy": "compact", **quick})

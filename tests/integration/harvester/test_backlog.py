@@ -22,7 +22,7 @@ from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.subscriptions import backlog
 from harvest_lib.telemetry.server import Listener
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.gate(cases=2)
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)

@@ -12,7 +12,7 @@ from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.gate(cases=6)
 
 OUTBOX = OutboxTable.parse("outbox")
 KEY, VALUE, NAMES, CONTENTS = "6f1c7b0a-93f5-4c5e-9f0e-3a1f2b4c5d6e", '{"a": 1}', ["n", "é"], ['x"[y]\n', "ü"]

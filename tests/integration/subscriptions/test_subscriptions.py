@@ -132,7 +132,6 @@ def _sees(outbox, seen):
 
 
 @pytest.mark.gate(cases=3)
-@pytest.mark.gate
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("source", KINDS)
 def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(outbox, source, delivery):

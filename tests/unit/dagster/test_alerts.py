@@ -106,6 +106,7 @@ def test_two_outboxes_that_fail_together_are_told_once_each(instance):
         assert text.startswith(f"{name}_harvester_daemon failed")
 
 
+@pytest.mark.full
 def test_a_tick_that_follows_many_events_reads_on_in_the_next(instance, alerts):
     for _ in range(60):
         instance.report_run_failed(instance.create_run_for_job(daemon("shop"), status=DagsterRunStatus.STARTED), "gone")

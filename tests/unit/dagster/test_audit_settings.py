@@ -133,6 +133,7 @@ def test_with_the_extra_dagster_alone_everything_loads():
     assert loaded(extras.EXPECTATIONS) == sorted([*BACKLOG, *OF_AUDITS])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("more", "field"),
     [
@@ -148,6 +149,7 @@ def test_what_settings_ask_for_and_is_not_installed_is_named_with_what_to_instal
     assert 'pip install "outbox-harvester[dagster,' in error
 
 
+@pytest.mark.full
 def test_without_great_expectations_the_contracts_are_checked():
     assert loaded(["great_expectations"]).count("schema") == 2
     assert "expectations" not in loaded(["great_expectations"])

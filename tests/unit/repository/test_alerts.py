@@ -73,6 +73,7 @@ def test_the_configuration_that_is_shown_names_jobs_as_the_rules_do(tmp_path):
     assert {each for each in said if not any(re.fullmatch(each, job) for job in jobs)} == set()
 
 
+@pytest.mark.full
 def test_the_rules_fire_at_what_they_should():
     done = promtool("test", "rules", *TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
