@@ -60,9 +60,11 @@ class _Tick:
         self._settings = settings
         self._location = location
         self._runs = AlertedRuns(context.instance, settings, location)
+        known = json.loads(context.cursor) if context.cursor else None
+        # A cursor of another form, which a user may set, begins anew: each tick would fail otherwise.
         self._state: dict[str, Any] = (
-            json.loads(context.cursor)
-            if context.cursor
+            known
+            if isinstance(known, dict) and "told" in known
             else {"event": self._runs.newest(), "told": {}, "since": time.time(), "tried": None}
         )
 

@@ -91,7 +91,8 @@ def audit_asset(settings: OutboxSettings, audit: AuditSettings) -> dg.AssetsDefi
                 samples = {name: sample(connection, [audit_id], name) for name, rows in counts.items() if rows}
         except AuditMissing as error:
             failure = as_failure(error)
-            left_none = f"{audit.module} ended well and left no summary {audit_id!r}: is it the same database?"
+            what = audit.module if audit.engine == "spark" else "the audit"
+            left_none = f"{what} ended well and left no summary {audit_id!r}: is it the same database?"
             failure.description = left_none
         except HarvestError as error:
             failure = as_failure(error)

@@ -19,6 +19,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_harvest.audit_results import FoundRows, last_audits, require_compared, rows_query, sample
+from dagster_harvest.commands import audit_command
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.audit.summary import AuditSummary, together
@@ -184,7 +185,7 @@ def with_findings(
 ) -> Verdict:
     """Return the failed verdict with the first records that it is about, and the next step."""
     rows = rows_query([each.audit_id for each in audits], _TABLES[name])
-    next_step = f"{rows}; after a repair {settings.audit_command}"
+    next_step = f"{rows}; after a repair {audit_command(settings)}"
     shown: dict[str, Any] = {}
     description = verdict.description
     if found is not None:

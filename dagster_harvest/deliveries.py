@@ -14,7 +14,7 @@ import dagster as dg
 
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.topic_ends import OFFSETS, passed
-from dagster_harvest.topic_reports import DELIVERED_UNTIL, ROW_COUNT
+from dagster_harvest.topic_reports import DELIVERED_UNTIL, OUTBOX, ROW_COUNT
 from harvest_lib.errors import ConfigError
 
 RECORDS_TAG = "harvest/records"
@@ -179,13 +179,15 @@ def _complete(
 
 
 def delivered_until(instance: dg.DagsterInstance, settings: OutboxSettings) -> datetime | None:
-    """Return the time before which every record that was committed is delivered, as the latest events of the topics
-    state it; None if it is unknown."""
+    """Return the time before which every record that was committed to this outbox is delivered, as the latest events of
+    the topics state it; None if it is unknown. Events of other outboxes that fill the topics do not count."""
+    ours = dg.MetadataValue.text(settings.name)
     found = [
         value.value
         for key in settings.topic_keys
         for metadata in _latest(instance, key)
-        if isinstance(value := metadata.get(DELIVERED_UNTIL), dg.TimestampMetadataValue)
+        if metadata.get(OUTBOX) == ours
+        and isinstance(value := metadata.get(DELIVERED_UNTIL), dg.TimestampMetadataValue)
     ]
     return datetime.fromtimestamp(max(found), UTC) if found else None
 

@@ -174,7 +174,10 @@ class HeartbeatTable:
         if not self._exists():
             return []
         place = HeartbeatPlace(name=name, location=location, slot=_SUPERVISOR_SLOT)
+        before = self.read(place)
         self.claim(place, run_id="supervisor", generation=None, stale_after_seconds=stale_after_seconds)
+        if before is not None and before.age_seconds >= _AWAY_SECONDS:
+            return []  # no supervisor has ticked meanwhile, such as while Dagster's daemon was down
         values = {**place.values(), "stale": stale_after_seconds, "away": _AWAY_SECONDS}
         with self._used():
             return [row[0] for row in self._connection.execute(self._fill(_ABANDONED), values)]

@@ -2,7 +2,6 @@
 variable's value."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -360,13 +359,6 @@ class OutboxSettings(Described):
     def audit_keys(self) -> list[dg.AssetKey]:
         """Return the keys of the audit's assets, empty without an audit."""
         return [self.audit_key, self.verified_key] if self.audit is not None else []
-
-    @property
-    def audit_command(self) -> str:
-        """Return the command that compares the topics again, to be typed."""
-        file = ["-f", self.config_file] if self.config_file is not None else []
-        query = ["--committed", committed] if (committed := self.audited.committed) is not None else []
-        return shlex.join(["harvest", "audit", *file, "--topic", ",".join(self.topics), *query])
 
     @property
     def audited(self) -> AuditSettings:

@@ -65,5 +65,7 @@ def passed(found: Mapping[str, Sequence[int]]) -> int:
 def ends_of(metadata: Mapping[str, Any]) -> Ends:
     """Return the ends of the ranges in the metadata of a materialization; empty if it has none."""
     value = metadata.get(OFFSETS)
-    found: Any = value.value if isinstance(value, dg.JsonMetadataValue) else {}
-    return {number: end for number, (_, end) in found.items()}
+    match value.value if isinstance(value, dg.JsonMetadataValue) else None:
+        case dict() as found if all(isinstance(each, list) and len(each) == 2 for each in found.values()):  # noqa: PLR2004
+            return {str(number): int(end) for number, (_, end) in found.items()}
+    return {}  # a user may materialize a topic with an `offsets` of another form

@@ -131,7 +131,7 @@ class TopicReports:
             found = _Observed(numbers.at, total, (total - before) / seconds, numbers.leader_id)
             if not found.is_news_after(self._observed.get(topic)):
                 continue
-            metadata = numbers.metadata(delivered=found.total, rate=found.rate)
+            metadata = {OUTBOX: self._settings.name, **numbers.metadata(delivered=found.total, rate=found.rate)}
             metadata |= progress_metadata(self.progress) if self.progress is not None else {}
             with self._guard():
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=metadata))

@@ -15,14 +15,14 @@ from typing import Any
 
 import dagster as dg
 import psycopg
-from confluent_kafka import IsolationLevel
+from confluent_kafka import IsolationLevel, KafkaException
 
 from dagster_harvest.numbers import IDLE_SECONDS
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.topic_ends import passed, ranges, read_ends
-from dagster_harvest.topic_reports import delivered_metadata, progress_metadata
+from dagster_harvest.topic_reports import OUTBOX, delivered_metadata, progress_metadata
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import KafkaError
+from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.watermark import DeliveryProgress, Watermark, WatermarkSample
 
 
@@ -48,14 +48,14 @@ class OutsideTopics:
         keys = dict(zip(self._settings.topics, self._settings.topic_keys, strict=True))
         events: list[dg.AssetObservation | dg.AssetMaterialization] = []
         if self._is_observed(leader):
-            shown = progress_metadata(progress) | {"leader": leader or "nobody"}
+            shown = progress_metadata(progress) | {OUTBOX: self._settings.name, "leader": leader or "nobody"}
             if progress.waiting.epoch is not None:
                 shown["epoch"] = progress.waiting.epoch
             events += [dg.AssetObservation(asset_key=key, metadata=shown) for key in keys.values()]
         due = [topic for topic in keys if self._is_due(topic)]
         try:
             found = read_ends(config, due, IsolationLevel.READ_COMMITTED) if due else {}
-        except KafkaError:  # the next tick reads them
+        except (HarvestError, KafkaException):  # the next tick reads them
             return events
         for topic, ends in found.items():
             before = self.state["ends"].get(topic)

@@ -10,7 +10,7 @@ Promises
 - The time may be earlier than necessary, and is unknown in doubt: after a start while records wait, for a backlog that
   is only estimated, and if the parked records may not be read.
 - A parked or held record is not delivered. The time stays before its commit until the record is retried or dropped.
-- A reading is a single snapshot of Postgres, and reads a bounded number of rows.
+- A reading is a single snapshot of Postgres, taken after the time of its sample, and reads a bounded number of rows.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from harvest_lib.subscriptions.shards import SubscriptionShard
 MOST_SAMPLES = 60
 """Largest number of samples. Beyond this number, every second sample is dropped."""
 
-_SAMPLE = "SELECT extract(epoch FROM statement_timestamp())::float8, (SELECT max({id})::bigint FROM {table})"
+_SAMPLE = "SELECT extract(epoch FROM transaction_timestamp())::float8, (SELECT max({id})::bigint FROM {table})"
 _READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 _PARKED = "SELECT min(id)::bigint, max(id)::bigint FROM {table} {which}"
 

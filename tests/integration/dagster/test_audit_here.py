@@ -88,7 +88,7 @@ def test_a_failed_check_shows_records_and_the_next_step_and_the_run_says_the_num
     query, command = shown["next_step"].value.split("; after a repair ")
     with psycopg.connect(dsn) as connection:
         assert len(connection.execute(query).fetchall()) == 25
-    harvest, *arguments = shlex.split(command)
+    harvest, *arguments = shlex.split(command.strip("`"))
     done = subprocess.run(
         [sys.executable, "-m", "harvest_lib.cli", *arguments], capture_output=True, text=True, check=False, timeout=120
     )

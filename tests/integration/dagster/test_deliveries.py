@@ -30,6 +30,12 @@ SOON = DaemonSettings(
 )
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Wait for Kafka's answer: a run would leave the offsets to its next materialization."""
+    monkeypatch.setattr("dagster_harvest.topic_ends._ANSWER_SECONDS", 60.0)
+
+
 @pytest.fixture
 def instance():
     with DagsterInstance.ephemeral() as ephemeral:

@@ -289,3 +289,11 @@ def noted(asked, name, call):
         return call(*arguments, **named)
 
     return wrapper
+
+
+@pytest.mark.parametrize("cursor", ["[17, 0]", '"17"', "{}"])
+def test_a_cursor_of_another_form_begins_anew(shop, cursor):
+    shop.cursor = cursor
+    assert shop.tick() == []
+    shop.report("parked", LATE)
+    assert len(shop.tick()) == 1

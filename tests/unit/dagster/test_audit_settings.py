@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from dagster_harvest import extras
+from dagster_harvest.commands import audit_command
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.outbox_state import STATE_CHECKS
 from dagster_harvest.settings import AuditSettings, OutboxSettings
@@ -96,8 +97,8 @@ def test_settings_of_the_other_engine_are_refused(given, message):
 def test_the_command_of_the_next_step_can_be_typed():
     audit = AuditSettings(committed="SELECT id, key FROM orders")
     settings = shop(topics=["orders", "refunds"], config_file="/etc/a shop.yaml", audit=audit)
-    assert settings.audit_command == (
-        "harvest audit -f '/etc/a shop.yaml' --topic orders,refunds --committed 'SELECT id, key FROM orders'"
+    assert audit_command(settings) == (
+        "`harvest audit --topic orders,refunds --committed 'SELECT id, key FROM orders' -f '/etc/a shop.yaml'`"
     )
     with pytest.raises(ConfigError, match="the outbox shop has no audit"):
         _ = shop(audit=None).audited

@@ -125,7 +125,8 @@ def test_a_failed_check_names_the_first_records_and_the_next_step():
     assert shown["records_found"].split(", ") == found.records
     assert shown["sample"] == found.markdown
     assert shown["next_step"] == (
-        "SELECT * FROM harvest_audit.lost WHERE audit_id IN ('a', 'b''s'); after a repair harvest audit --topic orders"
+        "SELECT * FROM harvest_audit.lost WHERE audit_id IN ('a', 'b''s'); "
+        "after a repair `harvest audit --topic orders`"
     )
     assert (verdict.passed, verdict.severity) == (False, ERROR)
     bare = with_findings(judged_lost(lost), "lost", None, [lost], settings)

@@ -21,7 +21,7 @@ from dagster_harvest.deliveries import (
 )
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.topic_ends import OFFSETS
-from dagster_harvest.topic_reports import DELIVERED_UNTIL, ROW_COUNT
+from dagster_harvest.topic_reports import DELIVERED_UNTIL, OUTBOX, ROW_COUNT
 from harvest_lib.errors import ConfigError
 
 pytestmark = pytest.mark.quick
@@ -168,8 +168,8 @@ def at(text):
     return datetime.fromisoformat(f"2026-03-01T{text}+00:00")
 
 
-def until(text):
-    return {DELIVERED_UNTIL: dg.MetadataValue.timestamp(at(text))}
+def until(text, outbox=SETTINGS.name):
+    return {DELIVERED_UNTIL: dg.MetadataValue.timestamp(at(text)), OUTBOX: outbox}
 
 
 @pytest.fixture
@@ -191,6 +191,13 @@ def test_an_hour_is_requested_once_everything_before_its_end_is_delivered(hourly
     assert requested(hourly) == []
     deliver(1, **until("14:30:00"))
     assert requested(hourly) == [f"2026-03-01-{hour}:00" for hour in (11, 12, 13)]
+
+
+def test_what_another_outbox_has_delivered_to_the_same_topic_completes_no_hour(hourly, deliver):
+    deliver(1, **until("10:20:00"))
+    hourly()
+    deliver(1, **until("12:00:00", outbox="another"))
+    assert requested(hourly) == []
 
 
 def test_an_hour_without_records_is_complete_by_an_observation(hourly, deliver, instance):

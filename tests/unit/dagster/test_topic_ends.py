@@ -30,3 +30,8 @@ def test_the_ends_are_read_from_the_last_materialization():
     metadata = {OFFSETS: dg.MetadataValue.json(ranges({}, {"0": 5, "1": 7}))}
     assert ends_of(metadata) == {"0": 5, "1": 7}
     assert ends_of({}) == {}
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], {"0": 5}, {"0": [1, 2, 3]}, "5", None])
+def test_offsets_of_another_form_are_no_ends(offsets):
+    assert ends_of({OFFSETS: dg.MetadataValue.json(offsets)}) == {}
