@@ -17,13 +17,13 @@ _ACTIVE = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.
 class Platform:
     """Starts on entry; on exit every process that it has started is ended, those of runs too."""
 
-    def __init__(self, folder, *, locations=("first",), **variables):
+    def __init__(self, folder, *, locations=("first",), file=LOCATION, **variables):
         self.folder = folder
         folder.mkdir()
         (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\nnux:\n  enabled: false\n")
         lines = ["load_from:"]
         for name in locations:
-            lines.append(f"  - python_file: {{relative_path: {LOCATION}, location_name: {name}}}")
+            lines.append(f"  - python_file: {{relative_path: {file}, location_name: {name}}}")
         (folder / "workspace.yaml").write_text("\n".join(lines) + "\n")
         root = Path(__file__).parents[2]
         self._environment = {

@@ -158,6 +158,7 @@ EXEMPT = {
     "integration/dagster/test_supervisor": _DAGSTER,
     "integration/dagster/test_deliveries": _DAGSTER,
     "integration/dagster/test_outbox_report": _DAGSTER,
+    "integration/dagster/test_downstream": _DAGSTER,
     "integration/dagster/test_outsider": _DAGSTER,
     "integration/dagster/test_versions": _DAGSTER,
     "integration/harvester/test_watermark": _PART,
