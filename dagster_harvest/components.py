@@ -162,6 +162,6 @@ def outbox_definitions(
     more = [] if settings.audit is None else [audit_definitions(settings, settings.audit)]
     more += [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
     more += [replay_definitions(settings)] if settings.replays else []
-    more += [drain_definitions(settings)] if settings.daemon.mode == "drain" else []
+    more += [drain_definitions(settings, beside)] if settings.daemon.mode == "drain" else []
     merged = dg.Definitions.merge(found, *more)
     return merged if get_asset_spec is None else customized(merged, settings, get_asset_spec)

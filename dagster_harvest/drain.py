@@ -11,12 +11,11 @@ If the run is terminated, the harvester stops in order, and the records that it 
 
 import queue
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import dagster as dg
-from confluent_kafka.admin import AdminClient
 from dagster import AssetExecutionContext
 
 from dagster_harvest.asset_pages import static_metadata
@@ -24,24 +23,33 @@ from dagster_harvest.daemon import as_failure
 from dagster_harvest.forwarded_logs import forwarded_logs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topic_ends import Ends, ends_of, passed, ranges, read_ends
+from dagster_harvest.topic_reports import delivered_metadata
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.harvester.preflight import inspect
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.kafka_client import client_settings, topic_partitions, translate
-from harvest_lib.kafka_offsets import LATEST, list_offsets
+from harvest_lib.harvester.watermark import DeliveryProgress, Watermark
 
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
-_OFFSETS_SECONDS = 30.0
-_END_OFFSET = "end_offset"
-"""The sum of the end offsets of a topic's partitions, in the metadata of its materializations."""
+_PATIENCE_SECONDS = 30.0
+"""The longest time for which Kafka's answer about the ends of the topics is awaited."""
 
 
-def drain_definitions(settings: OutboxSettings) -> dg.Definitions:
-    """Return the topics as assets, and the job that fills them."""
+def drain_definitions(settings: OutboxSettings, beside: Sequence[OutboxSettings] = ()) -> dg.Definitions:
+    """Return the topics as assets, and the job that fills them. Raises ConfigError if another outbox of the location,
+    one of `beside`, fills one of the topics: an asset has a single run that materializes it."""
+    for other in beside:
+        shared = [key for key in settings.topic_keys if key in other.topic_keys]
+        if shared and other.name != settings.name:
+            raise ConfigError(
+                f"{settings.name} drains into {shared[0].to_user_string()}, which {other.name} fills too",
+                field="asset_keys",
+                next_step='give each an asset of its own: asset_keys: {topic: "kafka/{name}/{topic}"}',
+            )
     job = dg.define_asset_job(
         settings.drain_job_name,
         selection=dg.AssetSelection.assets(*settings.topic_keys),
@@ -74,36 +82,81 @@ def _topics(settings: OutboxSettings) -> dg.AssetsDefinition:
     def drained(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         resource: HarvesterResource = getattr(context.resources, settings.resource_key)
         failure: dg.Failure | None = None
-        before, after = dict[str, int](), dict[str, int]()
+        found: Mapping[str, dict[str, Any]] = {}
         try:
-            config = resource.config()
-            _require_ready(context.log, config, settings.topics)
-            before = {**_ends(config, settings.topics), **_reported_ends(context.instance, settings)}
-            config = _harvest(context.log, settings, resource, config)
-            after = _ends(config, settings.topics)
+            found = _drain(context, settings, resource)
         except HarvestError as error:
             failure = as_failure(error)
             failure.allow_retries = not isinstance(error, ConfigError)
         if failure is not None:  # outside the handler: a chained cause may quote a row, and Dagster stores causes
             raise failure
         for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
-            begin, end = before[topic], after[topic]
-            if begin == end:
-                continue
-            numbers = {_END_OFFSET: end}
-            if config.delivery != "transactional":  # whose offsets count the marks of transactions too
-                numbers["dagster/row_count"] = end - begin if begin < end else end  # less: the topic was made anew
-            yield dg.MaterializeResult(asset_key=key, metadata=numbers)
+            if topic in found:
+                yield dg.MaterializeResult(asset_key=key, metadata=found[topic])
 
     return drained
 
 
-def _harvest(
-    run_log: dg.DagsterLogManager, settings: OutboxSettings, resource: HarvesterResource, config: HarvestConfig
-) -> HarvestConfig:
-    """Harvest until the outbox is empty. Return the configuration with `auto` resolved."""
-    tune_interpreter()
+def _drain(
+    context: AssetExecutionContext, settings: OutboxSettings, resource: HarvesterResource
+) -> Mapping[str, dict[str, Any]]:
+    """Harvest until the outbox is empty. Return the metadata of each topic whose end has moved since its last
+    materialization. Raises HarvestError."""
+    config = resource.config()
+    _require_ready(context.log, config, settings.topics)
+    watermark = Watermark()
+    _read_progress(watermark, resource, config)
+    before = {**_ends(config, settings), **_materialized_ends(context.instance, settings)}
     harvest = Harvest(config)
+    counts = harvest.count_topics()
+    _harvest(context.log, settings, resource, harvest)
+    progress, ends, counted = _read_progress(watermark, resource, config), _ends(config, settings), counts.read()
+    found = {}
+    for topic in settings.topics:
+        offsets = ranges(before[topic], ends[topic])
+        if moved := passed(offsets):
+            # Offsets include records of a run that failed. With transactions they include markers too.
+            records = counted.get(topic, 0) if harvest.config.delivery == "transactional" else moved
+            found[topic] = delivered_metadata(settings, records, offsets, progress)
+    return found
+
+
+def _read_progress(watermark: Watermark, resource: HarvesterResource, config: HarvestConfig) -> DeliveryProgress | None:
+    """Return the progress of the outbox; None if it is unknown, such as before a mapped table was read."""
+    with suppress(HarvestError), resource.connect() as connection:
+        return watermark.read(connection, config)
+    return None
+
+
+def _ends(config: HarvestConfig, settings: OutboxSettings) -> Mapping[str, Ends]:
+    """Return the ends of all topics. Raises KafkaError."""
+    found = read_ends(config, settings.topics, patience_seconds=_PATIENCE_SECONDS)
+    if missing := [topic for topic in settings.topics if topic not in found]:
+        raise KafkaError(
+            f"Kafka does not say where the topics {', '.join(missing)} end",
+            evidence=f"no answer within {_PATIENCE_SECONDS:g} s",
+            next_step="check the brokers, then run this again: what was delivered is counted by the next run",
+        )
+    return found
+
+
+def _materialized_ends(instance: dg.DagsterInstance, settings: OutboxSettings) -> Mapping[str, Ends]:
+    """Return the ends in the last materialization of each topic that has some. Records of a run that failed or was
+    terminated are counted from there by the next run."""
+    found = {}
+    for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
+        event = instance.get_latest_materialization_event(key)
+        materialization = event.asset_materialization if event is not None else None
+        if materialization is not None and (ends := ends_of(materialization.metadata)):
+            found[topic] = ends
+    return found
+
+
+def _harvest(
+    run_log: dg.DagsterLogManager, settings: OutboxSettings, resource: HarvesterResource, harvest: Harvest
+) -> None:
+    """Harvest until the outbox is empty."""
+    tune_interpreter()
     began = time.monotonic()
     warnings: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     with forwarded_logs(warnings):
@@ -116,7 +169,6 @@ def _harvest(
             _pass_on(warnings, run_log)
             seconds = time.monotonic() - began
             run_log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)
-    return harvest.config
 
 
 def _pass_on(warnings: "queue.SimpleQueue[tuple[int, str]]", run_log: dg.DagsterLogManager) -> None:
@@ -164,31 +216,3 @@ def _progress(harvest: Harvest, resource: HarvesterResource, report_every_second
         if waiting.records == 0 or waiting.age_seconds < time.monotonic() - began:
             yield "ends: the leader has delivered all records that were there when this run began"
             return
-
-
-def _ends(config: HarvestConfig, topics: Collection[str]) -> dict[str, int]:
-    """Return the sum of the end offsets of each topic. Raises KafkaError."""
-    settings = config.kafka_settings(for_producer=False)
-    partitions = topic_partitions(settings)
-    places = [(topic, number) for topic in topics for number in range(partitions.get(topic, 0))]
-    ends = dict.fromkeys(topics, 0)
-    with AdminClient(client_settings(settings)) as admin:
-        found = list_offsets(admin, places, LATEST, timeout_seconds=_OFFSETS_SECONDS)
-    for (topic, _), offset in found.items():
-        if not isinstance(offset, int):
-            raise translate(offset, settings=settings)
-        ends[topic] += offset
-    return ends
-
-
-def _reported_ends(instance: dg.DagsterInstance, settings: OutboxSettings) -> dict[str, int]:
-    """Return the end offset in the last materialization of each topic that has one. Records of a run that failed or
-    was terminated are counted from there by the next run."""
-    ends = {}
-    for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
-        event = instance.get_latest_materialization_event(key)
-        materialization = event.asset_materialization if event is not None else None
-        end = materialization.metadata.get(_END_OFFSET) if materialization is not None else None
-        if isinstance(end, dg.IntMetadataValue) and end.value is not None:
-            ends[topic] = end.value
-    return ends

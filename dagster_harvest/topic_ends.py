@@ -27,22 +27,26 @@ Ends = Mapping[str, int]
 
 
 def read_ends(
-    config: HarvestConfig, topics: Sequence[str], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    config: HarvestConfig,
+    topics: Sequence[str],
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    *,
+    patience_seconds: float | None = None,
 ) -> Mapping[str, Ends]:
-    """Return the ends of topics for readers with `isolation`. A topic or a partition that Kafka does not answer for is
-    left out. Raises KafkaError if no broker answers.
+    """Return the ends of topics for readers with `isolation`. A topic or a partition that Kafka does not answer for
+    within `patience_seconds`, by default 2, is left out. Raises KafkaError if no broker answers.
 
     Kafka writes the markers of a transaction some milliseconds after the commit has returned. Until then the records of
     the transaction lie before the uncommitted end alone.
     """
-    settings = config.kafka_settings(for_producer=False)
-    there = topic_partitions(settings, timeout_seconds=_ANSWER_SECONDS)
+    settings, seconds = config.kafka_settings(for_producer=False), patience_seconds or _ANSWER_SECONDS
+    there = topic_partitions(settings, timeout_seconds=seconds)
     places = {(topic, number) for topic in topics for number in range(there.get(topic, 0))}
     found: dict[str, dict[str, int]] = {}
     if not places:
         return {}
     with AdminClient(client_settings(settings)) as admin:
-        answers = list_offsets(admin, places, LATEST, isolation=isolation, timeout_seconds=_ANSWER_SECONDS)
+        answers = list_offsets(admin, places, LATEST, isolation=isolation, timeout_seconds=seconds)
     for (topic, number), end in sorted(answers.items()):
         if isinstance(end, int):
             found.setdefault(topic, {})[str(number)] = end

@@ -1,8 +1,10 @@
 """Topics that a run fills: it delivers what waits, reports each topic's own numbers, and ends."""
 
 import os
+import re
 import signal
 import threading
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -11,7 +13,9 @@ from support.outbox import Outbox, harvest_config, read_topic
 from support.waiting import eventually
 
 from dagster_harvest.components import outbox_definitions
+from dagster_harvest.deliveries import delivered_until
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
+from dagster_harvest.topic_reports import ROW_COUNT
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox.daemons import TABLE
 
@@ -50,7 +54,7 @@ def materialized(instance, settings):
     found = {}
     for topic, key in zip(settings.topics, settings.topic_keys, strict=True):
         records = instance.fetch_materializations(key, limit=10, ascending=True).records
-        found[topic] = [record.asset_materialization.metadata["dagster/row_count"].value for record in records]
+        found[topic] = [record.asset_materialization.metadata[ROW_COUNT].value for record in records]
     return found
 
 
@@ -75,6 +79,19 @@ def test_what_waits_is_delivered_and_each_topic_has_its_own_number(
     assert len(read_topic(bootstrap_servers, first)) == 330
     assert "delivered 40 records" in said(instance)
     assert outbox.connection.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,), "no run is kept alive"
+
+
+@pytest.mark.parametrize("delivery", ["pipelined", "transactional"])
+def test_a_drain_says_until_when_everything_is_delivered(drain, settings, outbox, instance, reaper, delivery):
+    reaper.write_text(re.sub(r"delivery: \w+", f"delivery: {delivery}", reaper.read_text()))
+    outbox.fill(20, keys=5)
+    before = datetime.now(UTC)
+    assert drain().success
+    (record,) = instance.fetch_materializations(settings.topic_keys[0], limit=5).records
+    metadata = record.asset_materialization.metadata
+    assert (metadata["outbox"].value, metadata[ROW_COUNT].value, metadata["backlog_records"].value) == ("shop", 20, 0)
+    assert sum(end - begin for begin, end in metadata["offsets"].value.values()) >= 20
+    assert delivered_until(instance, settings) > before
 
 
 def test_where_nothing_waits_nothing_is_materialized(drain, settings, instance):
