@@ -1,6 +1,7 @@
 """The runs of a daemon, as Dagster stores them."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 
 import dagster as dg
@@ -33,20 +34,18 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def daemon_runs(
-    instance: dg.DagsterInstance, settings: OutboxSettings, *, location: str, slot: int
-) -> Sequence[DaemonRun]:
-    """Return the last runs in a slot of a code location."""
-    found = instance.get_run_records(
+    instance: dg.DagsterInstance, settings: OutboxSettings, *, location: str
+) -> Mapping[int, Sequence[DaemonRun]]:
+    """Return the last runs of a code location, by slot."""
+    records = instance.get_run_records(
         dg.RunsFilter(job_name=settings.daemon_job_name, tags={DAEMON_TAG: settings.name}),
         limit=_RUNS_READ * settings.daemon.runs,
     )
-    return [
-        _seen(record)
-        for record in found
-        if location_of(record.dagster_run) == location
-        and int(record.dagster_run.tags.get(SLOT_TAG, "0")) == slot
-        and record.dagster_run.status in _PHASES
-    ]
+    found: dict[int, list[DaemonRun]] = defaultdict(list)
+    for record in records:
+        if location_of(record.dagster_run) == location and record.dagster_run.status in _PHASES:
+            found[int(record.dagster_run.tags.get(SLOT_TAG, "0"))].append(_seen(record))
+    return found
 
 
 def _seen(record: dg.RunRecord) -> DaemonRun:

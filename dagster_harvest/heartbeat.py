@@ -60,7 +60,7 @@ SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - hea
 FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
 """
 
-# A location without a row of its supervisor is left alone: an earlier version of this library supervises it.
+# A location without a row of its supervisor is left alone: the supervisor may be about to tick for the first time.
 _ABANDONED = """
 SELECT run.run_id FROM {table} AS run JOIN {table} AS supervisor USING (name, code_location)
 WHERE name = %(name)s AND code_location <> %(location)s AND run.slot >= 0 AND supervisor.slot = %(slot)s

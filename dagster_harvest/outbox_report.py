@@ -20,8 +20,10 @@ from dagster_harvest.leading import leaders_by_runs
 from dagster_harvest.outbox_state import LEADERLESS_SECONDS, STATE_CHECKS, OutboxState, judged_state, read_state
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.topics_outside import OutsideTopics
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import HarvestError
+from harvest_lib.harvester.watermark import DeliveryProgress
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parking import ParkedSummary
 
@@ -31,7 +33,7 @@ _OBSERVE_AGAIN_SECONDS = 3600.0
 _STEP_WHILE_FAILING = 0.05
 _STEP_WHILE_PASSING = 0.1
 
-Event = dg.AssetCheckEvaluation | dg.AssetObservation
+Event = dg.AssetCheckEvaluation | dg.AssetObservation | dg.AssetMaterialization
 
 
 class OutboxReport:
@@ -46,12 +48,12 @@ class OutboxReport:
     ) -> None:
         self.kept: dict[str, Any] = dict(seen)
         """The report's part of the cursor for the next tick."""
-        self.leader: str | None = None
-        """The leaders as a text, None if they were not read."""
         self._instance = instance
         self._settings = settings
         self._resource = resource
         self._now = time.time()
+        is_outside = settings.daemon.mode == "external"
+        self._topics = OutsideTopics(settings, seen.get("topics", {}), self._now) if is_outside else None
 
     def make(self, alive: Collection[str]) -> tuple[list[Event], str]:
         """Return the events of the tick, and a summary. `alive` are the ids of the runs that send heartbeats. If the
@@ -59,8 +61,8 @@ class OutboxReport:
         try:
             config = self._resource.config()
             with self._resource.connect() as connection:
-                state = self._read(connection, config, alive)
-                self.leader = state.leader
+                progress = self._topics.read(connection, config) if self._topics is not None else None
+                state = self._read(connection, config, alive, progress)
                 leaderless = self._now - self.kept.get("leaderless_since", self._now)
                 verdicts = judged_state(state, self._settings, leaderless_seconds=leaderless)
                 events: list[Event] = [*self._news(verdicts)]
@@ -69,21 +71,35 @@ class OutboxReport:
         except HarvestError as error:
             failed = dict.fromkeys(STATE_CHECKS, unreadable(error))
             return [*self._news(failed)], f"the outbox cannot be read: {error.cause}"
+        if self._topics is not None and progress is not None:
+            events += self._topics.events(config, progress, state.leader)
+            self.kept["topics"] = self._topics.state
         words = f"backlog {state.waiting}, the oldest {state.waiting.age_seconds:.1f} s; leader: {state.leader}"
         if isinstance(state.parked, ParkedSummary) and state.parked.parked:
             words += f"; parked: {state.parked.parked:,}"
         return events, words
 
-    def _read(self, connection: psycopg.Connection[Any], config: HarvestConfig, alive: Collection[str]) -> OutboxState:
-        """Read the state. The election is queried in the mode `external`, and if the runs have reported no leader of a
-        shard for a minute: another process of the pool may lead."""
+    def _read(
+        self,
+        connection: psycopg.Connection[Any],
+        config: HarvestConfig,
+        alive: Collection[str],
+        progress: DeliveryProgress | None,
+    ) -> OutboxState:
+        """Read the state; `progress` has the backlog if it was read already. The election is queried in the mode
+        `external`, and if the runs have reported no leader of a shard for a minute: another process of the pool may
+        lead."""
         mode = self._settings.daemon.mode
         is_run = mode == "run"
         known = leaders_by_runs(self._instance, self._settings, alive) if is_run else None
         is_reported = known is not None and known.keys() >= set(range(config.shards))
         unreported = self._seconds("unreported_since", is_over=is_reported)
         state = read_state(
-            connection, config, known, ask=mode == "external" or (is_run and unreported >= LEADERLESS_SECONDS)
+            connection,
+            config,
+            known,
+            waiting=progress.waiting if progress is not None else None,
+            ask=mode == "external" or (is_run and unreported >= LEADERLESS_SECONDS),
         )
         self._seconds("leaderless_since", is_over=None not in state.leaders)
         if state.delivered != self.kept.setdefault("delivered", state.delivered):

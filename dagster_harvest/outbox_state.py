@@ -18,6 +18,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parking import ParkedSummary
+from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.subscriptions.backlog import Backlog
 
 STATE_CHECKS = ("backlog_age", "backlog_size", "parked", "leader")
@@ -46,13 +47,19 @@ class OutboxState:
 
 
 def read_state(
-    connection: psycopg.Connection[Any], config: HarvestConfig, known: Mapping[int, Leader] | None, *, ask: bool
+    connection: psycopg.Connection[Any],
+    config: HarvestConfig,
+    known: Mapping[int, Leader] | None,
+    *,
+    ask: bool,
+    waiting: Backlog | None = None,
 ) -> OutboxState:
-    """Read the state of an outbox. `known` are the leaders that runs have reported, None if the harvester runs outside
-    Dagster. If another shard has no leader and `ask` is true, query the election, which may be in Kafka. Raises
-    HarvestError."""
+    """Read the state of an outbox, and its backlog unless it is given as `waiting`.
+
+    `known` are the leaders that runs have reported, None if the harvester runs outside Dagster. If another shard has no
+    leader and `ask` is true, query the election, which may be in Kafka. Raises HarvestError.
+    """
     status = StatusReader(connection, config)
-    waiting = status.waiting()
     leaders = [(known or {}).get(shard) for shard in range(config.shards)]
     notes: list[str] = []
     if None in leaders and ask:
@@ -63,7 +70,7 @@ def read_state(
         if known is None and leaders == [None] and config.leadership == "solo" and not status.shards():
             leaders, notes = [], ["`leadership: solo` stores no leader of a table that is marked"]
     return OutboxState(
-        waiting=waiting,
+        waiting=status.waiting() if waiting is None else waiting,
         parked=_parked(connection, config),
         leaders=leaders,
         notes=notes,
@@ -73,7 +80,9 @@ def read_state(
 
 def _parked(connection: psycopg.Connection[Any], config: HarvestConfig) -> ParkedSummary | HarvestError:
     try:
-        return parked_table(connection, OutboxTable.parse(config.outbox_table), config).summary(connection)
+        parked = parked_table(connection, OutboxTable.parse(config.outbox_table), config)
+        check_all_rows(connection, [parked.table.identifier])  # hidden parked rows would be no parked rows
+        return parked.summary(connection)
     except HarvestError as error:
         return error
 

@@ -9,18 +9,18 @@ words.
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 import dagster as dg
 
 from dagster_harvest.daemon import GENERATION_TAG, LEAVING_TAG, SLOT_TAG, VERSION_TAG, location_of
 from dagster_harvest.daemon_runs import daemon_runs
-from dagster_harvest.decisions import Decision, GiveUp, HandOver, Keep, Start, Unknown, Wait, decide
+from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
 from dagster_harvest.outbox_report import OutboxReport
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
-from dagster_harvest.topics_outside import OutsideTopics
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 
@@ -59,6 +59,7 @@ class _Tick:
         self._version: str | None = None
         self._leaving: list[HandOver] = []
         self._abandoned: list[str] = []
+        self._runs: Mapping[int, Sequence[DaemonRun]] | None = None
         self._all_are_there = True
         self._alive: set[str] = set()
 
@@ -68,8 +69,8 @@ class _Tick:
         state: dict[str, Any] = {}
         if self._settings.daemon.mode == "run":
             self._version = self._present_version()
-            for slot in range(self._settings.daemon.runs):
-                request, words, seen = self._keep(slot)
+            for slot, heartbeat in self._heartbeats().items():
+                request, words, seen = self._keep(slot, heartbeat)
                 requests += [request] if request is not None else []
                 said.append(words)
                 state[f"slot {slot}"] = seen
@@ -78,8 +79,6 @@ class _Tick:
         report = OutboxReport(self._context.instance, self._settings, self._resource, self._seen.get("outbox", {}))
         events, words = report.make(self._alive)
         state["outbox"] = report.kept
-        if self._settings.daemon.mode == "external":
-            events += self._topic_events(state, report.leader)
         said.append(words)
         message = "; ".join(said)
         self._context.log.info(message)
@@ -92,9 +91,9 @@ class _Tick:
 
     # -- the run
 
-    def _keep(self, slot: int) -> tuple[dg.RunRequest | None, str, dict[str, Any]]:
-        place = HeartbeatPlace(name=self._settings.name, location=self._location, slot=slot)
-        heartbeat = self._heartbeat(place)
+    def _keep(
+        self, slot: int, heartbeat: Heartbeat | Unknown | None
+    ) -> tuple[dg.RunRequest | None, str, dict[str, Any]]:
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp) and (suspect := self._suspected(slot, decision)) is not None:
             self._all_are_there = False
@@ -143,7 +142,9 @@ class _Tick:
         return None if has_had_time else suspect
 
     def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
-        runs = daemon_runs(self._context.instance, self._settings, location=self._location, slot=slot)
+        if self._runs is None:
+            self._runs = daemon_runs(self._context.instance, self._settings, location=self._location)
+        runs = self._runs.get(slot, [])
         return decide(runs, heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version)
 
     def _present_version(self) -> str | None:
@@ -178,6 +179,7 @@ class _Tick:
 
     def _give_up(self, decision: GiveUp) -> None:
         run = self._context.instance.get_run_by_id(decision.run_id)
+        self._runs = None  # another phase: they are read again
         if run is None or run.is_finished:
             return
         text = f"The supervisor gave this run up: {decision.reason}. Its process is gone, or cannot reach Postgres."
@@ -186,28 +188,18 @@ class _Tick:
         else:
             self._context.instance.report_run_failed(run, text)
 
-    def _heartbeat(self, place: HeartbeatPlace) -> Heartbeat | Unknown | None:
+    def _heartbeats(self) -> dict[int, Heartbeat | Unknown | None]:
+        """Return the heartbeat of each slot, and record the tick in the table of heartbeats."""
+        slots = range(self._settings.daemon.runs)
+        name, location = self._settings.name, self._location
         try:
+            outbox = OutboxTable.parse(self._resource.config().outbox_table)
             with self._resource.connect() as connection:
-                outbox = OutboxTable.parse(self._resource.config().outbox_table)
                 heartbeats = HeartbeatTable.beside(connection, outbox)
-                self._abandoned = heartbeats.supervise(
-                    place.name, place.location, stale_after_seconds=self._settings.daemon.stale_after_seconds
-                )
-                return heartbeats.read(place)
+                stale = self._settings.daemon.stale_after_seconds
+                self._abandoned = heartbeats.supervise(name, location, stale_after_seconds=stale)
+                return {
+                    slot: heartbeats.read(HeartbeatPlace(name=name, location=location, slot=slot)) for slot in slots
+                }
         except HarvestError as error:
-            return Unknown(reason=error.cause)
-
-    def _topic_events(self, state: dict[str, Any], leader: str | None) -> list[Any]:
-        """Return the events of topics whose harvester runs outside Dagster; none if the outbox cannot be read."""
-        topics = OutsideTopics(self._settings, self._seen.get("topics", {}), time.time())
-        state["topics"] = self._seen.get("topics", {})
-        try:
-            config = self._resource.config()
-            with self._resource.connect() as connection:
-                progress = topics.read(connection, config)
-        except HarvestError:  # the report on the outbox has the reason
-            return []
-        events = topics.events(config, progress, leader)
-        state["topics"] = topics.state
-        return events
+            return dict.fromkeys(slots, Unknown(reason=error.cause))

@@ -21,9 +21,11 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.assembly.factory import make_selection
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.postgres.database import in_statement
 from harvest_lib.postgres.translation import translated
 from harvest_lib.subscriptions.backlog import Backlog
@@ -114,6 +116,10 @@ def _parked(
         if side is None:
             continue
         if (readable := connection.execute(_READABLE, (str(side),)).fetchone()) is None or not readable[0]:
+            return None
+        try:
+            check_all_rows(connection, [side.identifier])
+        except DatabaseAccessDenied:  # a policy hides rows
             return None
         which = sql.SQL("WHERE subscription = %(subscription)s" if name == "parked_ids" else "")
         statement = sql.SQL(_PARKED).format(table=in_statement(side.identifier), which=which)

@@ -219,7 +219,7 @@ def ticks(settings, resource, instance, monkeypatch):
         cursor = result.cursor
         return [each for each in result.asset_events if isinstance(each, dg.AssetMaterialization)]
 
-    tick.ends = lambda: json.loads(cursor)["topics"]["ends"]
+    tick.ends = lambda: json.loads(cursor)["outbox"].get("topics", {}).get("ends")
     return tick
 
 

@@ -142,6 +142,15 @@ def test_parked_records_that_may_not_be_read_fail_their_check_with_the_grant(tic
     assert check.metadata["next_step"].value.startswith('GRANT SELECT ON "outbox_parked" TO')
 
 
+def test_parked_records_that_a_policy_hides_fail_their_check(tick, outbox, dsn, reaper, relay):
+    outbox.connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {relay}")
+    outbox.connection.execute("ALTER TABLE outbox_parked ENABLE ROW LEVEL SECURITY")
+    reaper.write_text(reaper.read_text().replace(dsn, make_conninfo(dsn, user=relay, password="p")))
+    (check,) = [each for each in tick().asset_events if getattr(each, "check_name", "") == "parked"]
+    assert not check.passed
+    assert "row-level security hides rows" in check.metadata["cause"].value
+
+
 def test_no_leader_for_a_minute_fails_and_a_run_that_leads_is_named_by_its_process(tick, believed, ahead):
     assert verdicts(tick())["leader"] == (True, "ERROR")
     ahead[0] = 61.0

@@ -216,6 +216,16 @@ def moved(believed, heartbeats, instance):
     return run
 
 
+@pytest.mark.gate
+def test_a_pause_of_dagsters_daemon_ends_no_run_of_another_location(tick, moved, heartbeats, outbox, instance):
+    tick()
+    outbox.connection.execute(GONE)  # no supervisor has ticked for an hour
+    assert moved.run_id not in tick().skip_message
+    heartbeats.supervise("shop", BEFORE.location, stale_after_seconds=60)
+    assert moved.run_id not in tick().skip_message
+    assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
+
+
 BEFORE = HeartbeatPlace(name="shop", location="before")
 GONE = "UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE slot = -1"
 
@@ -234,7 +244,7 @@ def test_the_run_of_a_code_location_that_was_renamed_hands_over(tick, moved, hea
 def test_runs_of_two_code_locations_that_are_both_supervised_leave_each_other_alone(tick, moved, outbox, instance):
     assert moved.run_id not in tick().skip_message
     outbox.connection.execute("DELETE FROM harvest_daemons WHERE slot = -1 AND code_location = 'before'")
-    assert moved.run_id not in tick().skip_message, "an earlier version of the library supervises it"
+    assert moved.run_id not in tick().skip_message, "its supervisor may be about to tick"
     assert LEAVING_TAG not in instance.get_run_by_id(moved.run_id).tags
 
 

@@ -3,6 +3,7 @@
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from support.outbox import Outbox, harvest_config
 from support.subscribed import Subscribed
 
@@ -108,3 +109,25 @@ def test_a_parked_record_holds_the_time_back(harvested, read):
 def test_nothing_is_said_where_the_parked_records_may_not_be_read(harvested, read, monkeypatch):
     monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
     assert read().delivered_until is None
+
+
+def test_nothing_is_said_where_a_policy_hides_parked_records(harvested, dsn, unique):
+    outbox, config, deliver = harvested
+    side = outbox.name.parked if config.source == "mark" else outbox.name.parked_ids
+    names = {"role": sql.Identifier(unique("seer")[:60]), "side": side.identifier}
+
+    def do(statement):
+        outbox.connection.execute(sql.SQL(statement).format(**names))
+
+    deliver()
+    do("CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        do("GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        do("ALTER TABLE {side} ENABLE ROW LEVEL SECURITY")
+        limited = make_conninfo(dsn, user=names["role"].as_string(None).strip('"'), password="p")
+        with psycopg.connect(limited, autocommit=True) as connection:
+            assert Watermark().read(connection, config).delivered_until is None
+            do("CREATE POLICY all_rows ON {side} USING (true)")
+            assert Watermark().read(connection, config).delivered_until is not None
+    finally:
+        do("DROP OWNED BY {role}; DROP ROLE {role}")
