@@ -61,7 +61,7 @@ class EmailSettings(Described):
 
 
 class AlertSettings(Described):
-    """Where alerts are reported. Without a destination they go to the log of the code location."""
+    """The destinations of alerts. Without a destination, alerts go to the log of the code location."""
 
     tell: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
     """The import path of a function that takes an `Alert`, such as `acme.alerts.page`. Default none."""

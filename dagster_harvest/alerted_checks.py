@@ -18,13 +18,8 @@ AUDIT_CHECKS = ("lost", "unknown", "ordering", "duplicates", "expectations")
 
 _GOOD, _WARN, _UNREADABLE, _ERROR = range(4)
 
-_NEXT_STEPS = {
-    **dict.fromkeys(
-        ("lost", "unknown", "ordering"), "read the checks of {audit}, then the runbook HarvestAuditAnomalies"
-    ),
-    "duplicates": "read the checks of {audit}, then the runbook HarvestAuditDuplicates",
-    "expectations": "read the failed expectations in the checks of {audit}",
-}
+_NEXT_STEP = "read the checks of {audit}, then the runbook HarvestAuditAnomalies"
+"""The next step for a check of the audit whose metadata has none."""
 
 _STATED = {"cause", "evidence", "next_step"}
 
@@ -89,7 +84,7 @@ class AlertedChecks:
             kind="check_failed",
             outbox=self._settings.name,
             text=f"{self._settings.name}: {', '.join(names)}: {text}",
-            next_step=stated.get("next_step") or _NEXT_STEPS.get(names[0], "").format(audit=audit) or None,
+            next_step=stated.get("next_step") or (_NEXT_STEP.format(audit=audit) if names[0] in AUDIT_CHECKS else None),
             checks=tuple(names),
             severity="WARN" if evaluation.severity is dg.AssetCheckSeverity.WARN else "ERROR",
         )

@@ -1,5 +1,5 @@
 """The assets of an outbox: outbox and topics. `dagster_harvest.writer` has the assets of a Spark job, and
-`dagster_harvest.audit` those of the audit.
+`dagster_harvest.audit` has the assets of the audit.
 
     (business table ──►) outbox ──harvester──► topics ──► the audit
 

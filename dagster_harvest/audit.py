@@ -73,7 +73,7 @@ def audit_asset(settings: OutboxSettings, audit: AuditSettings) -> dg.AssetsDefi
         partitions_def=dg.StaticPartitionsDefinition(list(settings.topics)) if audit.by_topic else None,
         required_resource_keys={settings.resource_key, *([settings.pipes_key] if audit.engine == "spark" else [])},
         op_tags=settings.op.audit.tags,
-        pool=settings.op.audit.pool or audit.pool,
+        pool=settings.op.audit.pool,
     )
     def audited(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
         topics = [context.partition_key] if audit.by_topic else list(settings.topics)

@@ -45,9 +45,6 @@ class AuditSettings(Described):
     cron: str | None = "H 3 * * *"
     """Schedule, in UTC. `H` in place of the minute is a minute that the name of the outbox determines, so that many
     outboxes are not audited at once. Default between 3 and 4 every night. None: no schedule."""
-    pool: str | None = "harvest_audits"
-    """Dagster's concurrency pool of the audits. A limit of the pool bounds how many audits run at once, over all
-    outboxes that name it. Default `harvest_audits`, which has the limit that `dagster.yaml` gives to every pool."""
     warn_after_hours: float = Field(default=26.0, gt=0)
     """Age of the last audit from which Dagster's freshness policy warns. Default 26 hours."""
     fail_after_hours: float = Field(default=50.0, gt=0)

@@ -9,7 +9,7 @@ from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import ConfigError
 
 Role = Literal["business", "outbox", "topic", "audit", "verified", "archive", "replay"]
-"""What an asset is to its outbox."""
+"""The role of an asset in its outbox."""
 
 SpecChange = Callable[[dg.AssetSpec, Role], dg.AssetSpec]
 """Returns the spec that takes the place of a spec."""

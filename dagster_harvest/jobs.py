@@ -21,12 +21,20 @@ class OpSettings(Described):
     slot until the run ends."""
 
 
+class AuditOpSettings(OpSettings):
+    """The op that audits."""
+
+    pool: str | None = "harvest_audits"
+    """The pool of Dagster that bounds how many audits execute at once, over all outboxes. Default `harvest_audits`,
+    which has the limit that `dagster.yaml` gives to every pool."""
+
+
 class Ops(Described):
     """The ops of the outbox' jobs."""
 
     daemon: OpSettings = OpSettings()
     """The op that harvests."""
-    audit: OpSettings = OpSettings()
+    audit: AuditOpSettings = AuditOpSettings()
     """The op that audits."""
     archive: OpSettings = OpSettings()
     """The op that archives a segment."""

@@ -132,7 +132,7 @@ class AssetKeys(Described):
     audit: str = "audit/{name}_audit"
     """Default `audit/{name}_audit`."""
     verified: str = "audit/{name}_audit_verified"
-    """What the audit has proved, for downstream assets. Default `audit/{name}_audit_verified`."""
+    """The asset that proves delivery to downstream assets. Default `audit/{name}_audit_verified`."""
     archive: str = "archive/{name}_archive"
     """Default `archive/{name}_archive`."""
     replay: str = "replay/{name}_replay"
@@ -205,7 +205,7 @@ class OutboxSettings(Described):
     asset_keys: AssetKeys = AssetKeys()
     """The keys of the assets."""
     alerts: AlertSettings = AlertSettings()
-    """Where alerts go. Default: to the log of the code location."""
+    """The destinations of alerts. Default: the log of the code location."""
     links: Mapping[str, str] = Field(default={})
     """Links on the pages of outbox and topics, such as `Grafana: https://grafana.example.com/d/1`. Default none."""
     op: Ops = Ops()

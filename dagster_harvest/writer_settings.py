@@ -18,7 +18,7 @@ _PLACES = {"outbox", *_TIMES}
 
 
 class RecordColumns(Described):
-    """How a row of the function's frame becomes a record, as in `Records` of the Spark sink."""
+    """The mapping of a row of the function's frame to a record, as in `Records` of the Spark sink."""
 
     topic: str | None = None
     """The Kafka topic. Default: the topic of the outbox, if the outbox has one topic."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dagster_harvest import extras
 from dagster_harvest.commands import audit_command
 from dagster_harvest.components import OutboxComponent, outbox_definitions
+from dagster_harvest.jobs import AuditOpSettings, Ops
 from dagster_harvest.outbox_state import STATE_CHECKS
 from dagster_harvest.settings import AuditSettings, OutboxSettings
 from harvest_lib.errors import ConfigError
@@ -72,10 +73,16 @@ def test_many_outboxes_are_audited_at_minutes_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("given", "pool"), [({}, "harvest_audits"), ({"pool": "night"}, "night"), ({"pool": None}, None)]
+    ("given", "pool"),
+    [
+        ({}, "harvest_audits"),
+        ({"tags": {"a": "b"}}, "harvest_audits"),
+        ({"pool": "night"}, "night"),
+        ({"pool": None}, None),
+    ],
 )
 def test_audits_share_a_pool(given, pool):
-    graph = outbox_definitions(shop(audit=AuditSettings(**given))).resolve_asset_graph()
+    graph = outbox_definitions(shop(op=Ops(audit=AuditOpSettings(**given)))).resolve_asset_graph()
     assert graph.get(shop().audit_key).pools == ({pool} if pool else set())
 
 
