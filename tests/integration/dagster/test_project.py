@@ -44,7 +44,7 @@ def audited(attributes, tmp_path, unique):
     return run
 
 
-@pytest.mark.gate(cases=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [
@@ -62,10 +62,12 @@ def test_the_audit_audits_whatever_the_projects_post_processing_changes(audited,
     assert {each.asset_key.to_user_string() for each in result.get_asset_materialization_events()} == MADE
 
 
+@pytest.mark.full
 def test_a_loss_fails_the_audit_of_an_outbox_whose_group_is_the_projects_own(audited):
     assert not audited([{"target": "*", "attributes": {"group_name": "sales"}}], lost=1).success
 
 
+@pytest.mark.full
 def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
     """As for an asset that was renamed, so that its history goes on."""
     attributes["asset_keys"] = {
@@ -85,7 +87,7 @@ def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
 
 def test_topics_that_runs_drain_into_may_have_a_schedule_in_yaml(attributes, tmp_path, unique):
     """As the documentation has it."""
-    text = (Path(__file__).parents[3] / "docs" / "dagster.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "dagster-run.md").read_text()
     declared = yaml.safe_load(re.search(r"```yaml\n(type: [^`]*mode: drain[^`]*)```", text)[1])
     attributes["daemon"] = declared["attributes"]["daemon"]
     processing = declared["post_processing"]["assets"]
