@@ -58,6 +58,7 @@ def delivered_sensor(
     target: Any = None,
     name: str | None = None,
     minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
     """Return a sensor that requests a run of `job`, or of the assets `target`, for each `every_records` records that
     are delivered to a topic.
@@ -78,6 +79,7 @@ def delivered_sensor(
         job=job,
         target=target,
         minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
         description=f"Requests a run for each {every_records:,} records that {settings.name} delivers to {topic}.",
     )
     def delivered(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -133,6 +135,7 @@ def delivered_before(
     margin_seconds: float = 0.0,
     name: str | None = None,
     minimum_interval_seconds: int = 60,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
     """Return a sensor that requests each partition, as of an hour, once every record that was committed before the end
     of the partition is delivered.
@@ -147,6 +150,7 @@ def delivered_before(
         job=job,
         target=target,
         minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
         description=f"Requests a partition when {settings.name} has delivered what was committed before its end.",
     )
     def before(context: dg.SensorEvaluationContext) -> dg.SensorResult:
