@@ -162,7 +162,7 @@ def check(delivery, delivered, records):
         assert steps(delivered) == []
 
 
-@pytest.mark.gate(cases=8)
+@pytest.mark.gate(cases=3)
 @pytest.mark.parametrize(("way", "step", "nth"), CASES)
 def test_killed_at_a_step(crashes, step, nth):
     crashes.outbox.fill(RECORDS, keys=500)
@@ -197,7 +197,7 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
     check(crashes.delivery, crashes.finish(), records)
 
 
-@pytest.mark.gate(cases=4)
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     ("way", "step"),
     [

@@ -79,6 +79,7 @@ def test_it_goes_on_after_what_the_log_has(source, reader):
     assert ids(found).count(12) == 1
 
 
+@pytest.mark.gate(cases=2)
 def test_stopped_anywhere_nothing_is_missed(source, reader):
     source.put(*range(1, 21))
     for stop in range(1, 8):

@@ -203,7 +203,7 @@ SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 ROWS = "SELECT to_jsonb(t) FROM {} AS t"
 
 
-@pytest.mark.gate
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     ("source", "delivery"), [("mark", "transactional"), ("snapshot", "transactional"), ("transaction_id", "sequenced")]
 )

@@ -103,6 +103,7 @@ KINDS = {
 }
 
 
+@pytest.mark.gate(cases=100)
 @pytest.mark.parametrize(("document", "name"), list(wrong()))
 def test_each_wrong_value_is_refused_by_name(document, name):
     code, text = run(document.text(), document.variables)
@@ -111,6 +112,7 @@ def test_each_wrong_value_is_refused_by_name(document, name):
     assert CANARY not in text
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_configuration_is_taken_or_refused_by_name(kind):
     documents, check = KINDS[kind]

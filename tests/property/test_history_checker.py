@@ -51,7 +51,7 @@ def test_a_correct_system_keeps_its_promise_over_failovers(promise, seed, troubl
     assert verdict.ok, [finding for finding in verdict.findings if not finding.explained]
 
 
-@pytest.mark.gate(cases=32)
+@pytest.mark.gate(cases=8)
 @pytest.mark.parametrize(("mutation", "promised"), MUTATIONS, ids=lambda value: getattr(value, "__name__", value))
 @settings(max_examples=20)
 @given(seed=SEEDS, trouble=TROUBLE)

@@ -178,8 +178,7 @@ DEFECTIVE = [
 ]
 
 
-@pytest.mark.gate(cases=3)
-@pytest.mark.gate
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("defective", DEFECTIVE)
 def test_what_is_broken_is_found_and_found_again_by_its_seed(defective):
     assert found(defective, 2) == found(defective, 2)

@@ -362,6 +362,7 @@ def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, pr
     assert harvest_audit("--topic", topic).exit_code == 0, "one that waits was looked at"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delivery", ["barrier", "transactional"])
 def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
     dsn, make_topic, admin, bootstrap_servers, group_id, harvest_audit, tmp_path, delivery

@@ -296,7 +296,7 @@ def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
     assert "the topic's id was" in error.value.evidence
 
 
-@pytest.mark.gate
+@pytest.mark.full
 @pytest.mark.parametrize("late", [2, 10**9])
 def test_a_topic_that_only_a_broker_does_not_know_yet_is_not_said_to_be_deleted(outbox, monkeypatch, late):
     outbox.write("1")

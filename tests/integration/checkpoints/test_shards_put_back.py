@@ -11,6 +11,7 @@ pytestmark = pytest.mark.gate
 SHARDS = 3
 
 
+@pytest.mark.full
 def test_check_finds_each_shard_whose_row_was_put_back(outbox):
     settings = {"leadership": "solo", "source": "snapshot", "delivery": "transactional", "shards": SHARDS}
 

@@ -112,6 +112,7 @@ def test_tables_that_a_crash_would_empty_are_refused_and_what_is_said_mends_them
     assert causes(inspected()) == []
 
 
+@pytest.mark.full
 def test_two_servers_that_are_away_are_two_problems(checked):
     code, found = checked(
         HARVEST_DSN="host=127.0.0.1 port=1 dbname=shop user=bob password=" + CANARY,
@@ -304,6 +305,7 @@ def test_a_topic_of_the_harvesters_own_takes_no_records(native, inspected, make_
         assert "belongs to the harvesters" in said
 
 
+@pytest.mark.full
 def test_what_a_start_does_by_itself_is_no_error(native, inspected, configured, make_topic, group_id):
     """It adds partitions for checkpoints, and has a transaction timeout of its own."""
     topic = make_topic(partitions=1, name=f"{group_id}.checkpoint", **{"cleanup.policy": "compact"})
@@ -416,6 +418,7 @@ def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
     assert logged() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", ["leader_group_id", "checkpoint_topic"])
 def test_a_name_under_which_nothing_was_delivered_is_refused_before_its_topic_is_made(
     dsn, configured, bootstrap_servers, make_topic, group_id, wrong

@@ -51,6 +51,7 @@ def test_each_grant_that_is_taken_away_is_named(secured):
                 assert missing_grants(connection, needs) == []
 
 
+@pytest.mark.full
 def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
     way = {**SNAPSHOT, "leadership": "neli"}
     secured.prepare(way)

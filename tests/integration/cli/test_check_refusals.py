@@ -54,6 +54,7 @@ def _altered(connection, statements, make):
         connection.execute("INSERT INTO invoice SELECT id FROM outbox")
 
 
+@pytest.mark.gate(cases=6)
 @pytest.mark.parametrize(
     ("make", "settings", "said"),
     [

@@ -71,6 +71,7 @@ def test_run_drain_says_what_it_did(harvest, reaper, outbox):
     assert harvest("run", "-f", reaper, "--drain").stdout.startswith("100 records in")
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
@@ -104,6 +105,7 @@ def test_a_harvester_that_dies_shows_no_payload(harvest, reaper, outbox):
         assert outbox.connection.info.password not in died.stderr
 
 
+@pytest.mark.full
 def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, allowed):
     outbox.fill(200_000)
     process = subprocess.Popen(

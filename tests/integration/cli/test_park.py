@@ -208,6 +208,7 @@ def test_pump_shows_its_progress_and_ends_cleanly_on_ctrl_c(environment, outbox,
     assert interrupted.startswith("interrupted: ")
 
 
+@pytest.mark.full
 def test_run_has_a_status_line_only_for_a_person(reaper, outbox, allowed):
     outbox.fill(300)
     for options, expected in (([], True), (["--no-status"], False), (["--log-format", "json"], False)):

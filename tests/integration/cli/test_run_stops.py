@@ -58,7 +58,7 @@ def test_run_stops_in_order_while_it_waits_for_kafka(native, environment, server
     assert "hands out ids" not in said
 
 
-@pytest.mark.gate(cases=2)
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("ended", [0, 1], ids=["start", "check"])
 def test_run_stops_in_order_while_it_waits_for_postgres(environment, ended, number):

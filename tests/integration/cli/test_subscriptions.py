@@ -129,7 +129,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.gate(cases=2)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", BROKEN)
 def test_an_unreadable_checkpoint_costs_its_own_subscription_only(outbox, subscriptions, harvest, reaper, kind):
     for name in ("bad", "good", "gone"):

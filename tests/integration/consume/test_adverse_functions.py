@@ -231,6 +231,7 @@ def could_not_serialize(state):
     state.execute("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("wrap", [from_it, while_it_was_handled, hiding_it, in_a_group])
 @pytest.mark.parametrize("kind", ["deadlock", "serialization"])
 def test_what_passes_parks_nothing_however_the_application_raises_it(counted, wrap, kind):
@@ -319,6 +320,7 @@ def test_a_block_that_a_function_leaves_ends_with_the_transaction(counted):
     assert counted.parked() == []
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("statement", SETTINGS)
 def test_settings_that_a_function_makes_lose_nothing(counted, statement):
     counted.write(["a", "bad"])

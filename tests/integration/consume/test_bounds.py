@@ -58,6 +58,7 @@ def counted(dsn):
         return dict(connection.execute("SELECT key, n FROM counts").fetchall())
 
 
+@pytest.mark.full
 def test_a_shard_holds_no_more_than_its_ring_while_others_messages_come(dsn, settings, make_topic, publish):
     topic, stuck, other = make_topic(), publish(), publish()
     for number in range(PENDING):

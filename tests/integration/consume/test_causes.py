@@ -45,6 +45,7 @@ def limited(counted, **settings):
     counted.dsn = make_conninfo(counted.dsn, options=options)
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     ("settings", "how"),
     [

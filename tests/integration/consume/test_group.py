@@ -85,6 +85,7 @@ def test_members_share_the_partitions_and_hand_them_over(dsn, settings, topic, c
     assert second.end() is None
 
 
+@pytest.mark.full
 def test_the_group_shows_how_far_it_is(dsn, settings, topic, name, consumer):
     write(settings, topic, 7, partition=1)
     running = Running(consumer().run)

@@ -16,6 +16,7 @@ class Grouping(Counting):
             self.consume_message(transaction, message)
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), Panic("broken")], ids=repr)
 @pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
 def test_tracing_that_raises(counted, monkeypatch, caplog, step, error):

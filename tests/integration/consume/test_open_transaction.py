@@ -73,6 +73,7 @@ def test_a_pipeline_says_so_too(bootstrap_servers, make_topic, hanging, caplog):
     assert len(said(caplog)) == 1
 
 
+@pytest.mark.full
 def test_the_status_says_so_of_topics_that_are_harvested(
     dsn, bootstrap_servers, make_topic, group_id, harvest, hanging
 ):

@@ -161,6 +161,7 @@ def silent():
         yield "{}:{}".format(*server.getsockname())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("away", ["closed", "silent"])
 def test_nobody_waits_for_brokers_that_do_not_answer(silent, monkeypatch, away):
     monkeypatch.setattr(retention_module, "_ANSWER_SECONDS", 1.0)

@@ -20,6 +20,7 @@ def store(bootstrap_servers, make_topic, tmp_path):
     machines.close()
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     "end",
     [

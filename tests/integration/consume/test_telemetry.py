@@ -101,6 +101,7 @@ def test_what_a_consumer_did_is_counted_over_all_its_shards(make, topic, bootstr
         assert get(address, "/livez")[0] == 503
 
 
+@pytest.mark.full
 def test_a_partition_that_has_only_failed_and_then_has_no_message_is_not_stuck(make, dsn, topic):
     is_away = threading.Event()
     is_away.set()

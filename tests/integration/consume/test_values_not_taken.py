@@ -102,7 +102,7 @@ def publish(counted, keys, group):
     publisher.flush()
 
 
-@pytest.mark.gate(cases=2)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "at_end", "group"),
     [

@@ -48,6 +48,7 @@ def run(settings):
     return result, verdicts, {each.asset_key.path[-1]: each.materialization.metadata for each in events}
 
 
+@pytest.mark.full
 def test_an_audit_that_finds_nothing_renews_what_is_verified(settings):
     result, verdicts, made = run(settings)
     assert result.success
@@ -61,6 +62,7 @@ def test_an_audit_that_finds_nothing_renews_what_is_verified(settings):
     assert made["shop_audit"]["audit_id"].value == f"shop-{result.run_id}"
 
 
+@pytest.mark.full
 def test_a_failed_check_shows_records_and_the_next_step_and_the_run_says_the_numbers(audited, settings, dsn):
     outbox = audited.outbox
     last = of_one_key(audited.log())[-1]
@@ -122,6 +124,7 @@ ALONE = """
 """
 
 
+@pytest.mark.full
 def test_with_the_extra_dagster_alone_the_audit_runs(audited, settings):
     program = textwrap.dedent(ALONE).format(
         blocked=[*extras.EXPECTATIONS, "py4j", "pyarrow"],

@@ -206,6 +206,7 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     assert any("stopped after 2,000 records" in line for line in text)
 
 
+@pytest.mark.full
 def test_an_idle_run_writes_no_event_for_each_time_that_it_looks(execute, outbox, instance, monkeypatch):
     looks = []
     read = StatusReader.waiting

@@ -94,6 +94,7 @@ def test_a_drain_says_until_when_everything_is_delivered(drain, settings, outbox
     assert delivered_until(instance, settings) > before
 
 
+@pytest.mark.full
 def test_where_nothing_waits_nothing_is_materialized(drain, settings, instance):
     assert drain().success
     assert materialized(instance, settings) == {topic: [] for topic in settings.topics}

@@ -166,6 +166,7 @@ def test_no_leader_for_a_minute_fails_and_a_run_that_leads_is_named_by_its_proce
     assert "leads_since" in seen.metadata
 
 
+@pytest.mark.full
 def test_the_page_of_the_outbox_shows_its_place_and_when_it_delivered_last(tick, outbox, ahead):
     def observed():
         (seen,) = [each for each in tick().asset_events if isinstance(each, dg.AssetObservation)]
@@ -188,6 +189,7 @@ def test_the_page_of_the_outbox_shows_its_place_and_when_it_delivered_last(tick,
     eventually(lambda: "last_delivered" in observed_later())
 
 
+@pytest.mark.full
 def test_a_real_run_reports_that_it_leads_and_which_records_it_parked(outbox, settings, reaper, unique, tmp_path):
     missing = unique("missing")
     append(outbox.connection, [OutboxRecord(topic=missing, key="k", value="v")])

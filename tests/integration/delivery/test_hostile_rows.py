@@ -152,6 +152,7 @@ def compare(written, kept, found_parked, *, once, holds=True, sent=as_sent):
         assert written[each].reason in found_parked[each][1]
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("name", WAYS)
 def test_every_row_arrives_or_is_parked_by_name(name, dsn, make_topic, bootstrap_servers, group_id):
     check(
@@ -201,6 +202,7 @@ INSERT INTO {table} ({kafka_topic}, {kafka_key}, {kafka_value}, {header}) VALUES
 NO_TOPIC = [(None, "not legal"), ("t" * 250, "not legal"), ("t" * 100_000, "not legal"), ("a\u202eb", "not legal")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delivery", ["barrier", "transactional"])
 def test_a_table_of_another_layout_and_of_odd_names(dsn, make_topic, bootstrap_servers, group_id, delivery):
     """Whatever stands in a column without a limit, null keys and topics among it; and names are only names."""

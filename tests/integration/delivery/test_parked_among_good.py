@@ -132,6 +132,7 @@ def test_what_was_parked_and_put_back_arrives_as_it_was_written(
     assert [list(record.headers) for record in records] == [written] * 3
 
 
+@pytest.mark.full
 def test_a_topic_that_is_made_later_takes_the_records_of_other_keys(outbox, insert, config, make_topic, unique):
     """Only the key of the record that was parked is held."""
     topic = unique("later")

@@ -33,6 +33,7 @@ def test_a_record_that_makes_its_batch_too_large_when_compressed_little_is_sent(
     assert [record.outbox_id for record in kafka.arrived()] == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_topics_are_known_before_anything_is_sent_to_them(kafka, bootstrap_servers, make_topic):
     topics = Topics({"bootstrap.servers": bootstrap_servers})
     missing = f"{kafka.topic}_missing"

@@ -433,6 +433,7 @@ def test_a_leader_acknowledges_what_it_owed_once_the_topic_is_there(leader, read
     assert sorted(read()) == list(range(20))
 
 
+@pytest.mark.full
 def test_kafka_that_takes_no_acknowledgement_says_so(leader, monkeypatch):
     monkeypatch.setattr("harvest_lib.delivery.sequenced._AGAIN_SECONDS", 1.0)
     old, new = leader().lead(), leader()
@@ -514,6 +515,7 @@ def append(outbox, key, topic):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("bad", "good"),
     [

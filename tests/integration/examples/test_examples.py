@@ -259,6 +259,7 @@ def drained(bootstrap_servers, dsn, **settings):
     return Harvest(config).drain(60).records
 
 
+@pytest.mark.full
 def test_parking(typed, dsn, bootstrap_servers, make_topic):
     """The topic is created between the first delivery and the script."""
     topic = f"late-{uuid.uuid4().hex[:8]}"
@@ -278,6 +279,7 @@ def test_parking(typed, dsn, bootstrap_servers, make_topic):
     assert {key: [each.value for each in found if each.key == key] for key in "ab"} == {"a": ["1", "2"], "b": ["3"]}
 
 
+@pytest.mark.full
 def test_subscriptions(typed, dsn):
     """From now on nothing waits; from the beginning the one record that is there does."""
     appended(dsn, OutboxRecord(topic="orders", key="o-1", value="v"), OutboxRecord(topic="refunds", key="r", value="v"))

@@ -107,6 +107,7 @@ def test_parked_ids_do_not_wait(table, reported):
     assert set(reported().values()) == {(2, 1, False)}
 
 
+@pytest.mark.full
 def test_a_long_backlog_is_estimated_and_marked_as_such(table, reported):
     table.connection.execute(INSERT, (2, 4 * SAMPLED))
     told = reported()

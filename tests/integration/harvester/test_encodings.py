@@ -52,6 +52,7 @@ def drained(dsn, bootstrap_servers, group_id, engine):
     Harvest(config).drain(60)
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("engine", ENGINES, ids="-".join)
 def test_latin1_is_delivered_as_utf8(encoded, make_topic, bootstrap_servers, group_id, engine):
     topic, dsn = make_topic(partitions=2), encoded("LATIN1")
@@ -63,6 +64,7 @@ def test_latin1_is_delivered_as_utf8(encoded, make_topic, bootstrap_servers, gro
     assert dict(message.headers())["h"] == "über".encode()
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("engine", ENGINES, ids="-".join)
 def test_without_an_encoding_bytes_are_delivered_and_what_cannot_be_read_is_parked(
     encoded, make_topic, bootstrap_servers, group_id, engine

@@ -224,6 +224,7 @@ def test_the_keys_in_flight_are_those_of_the_records_in_flight(filled, config, s
     assert (harvest.in_flight_records, harvest.in_flight_record_keys) == (0, [])
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", ["pipelined", "transactional", "sequenced"])
 def test_where_a_key_may_have_several_records_in_flight_none_are_noted(filled, config, delivery):
     filled("snapshot")

@@ -70,7 +70,7 @@ def write(connection, topic, *keys, kind="Recorded"):
 # -- harvested
 
 
-@pytest.mark.gate(cases=4)
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
 @pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
 @pytest.mark.parametrize("shards", [1, 2])

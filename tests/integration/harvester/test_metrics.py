@@ -155,6 +155,7 @@ def samples(dsn, config):
     return sample, [later - earlier for earlier, later in zip(before, after, strict=True)]
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("layout", ["goharvest", "native, from the beginning", "native, behind", "native, of nobody"])
 def test_no_number_takes_a_scan_of_the_outbox(dsn, config, layout):
     table = Outbox(dsn, "orders") if layout == "goharvest" else Native(dsn, size=30_000)
@@ -211,6 +212,7 @@ def test_what_is_left_of_a_large_window_is_estimated_from_where_it_is_read(nativ
     assert sample.age_seconds // 3_600 == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["goharvest", "native"])
 def test_the_age_is_by_the_clock_of_the_database(dsn, config, serve, layout):
     table = Outbox(dsn, "orders") if layout == "goharvest" else Native(dsn, size=1_000_000)
@@ -226,6 +228,7 @@ def test_the_age_is_by_the_clock_of_the_database(dsn, config, serve, layout):
     assert scrape(address)["harvest_backlog_records", ()] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("age", [900.0, -3_600.0], ids=["old", "of a clock that is ahead"])
 def test_a_backlog_that_nobody_reduces_is_unhealthy(native, config, serve, make_topic, age):
     topic = make_topic()
@@ -253,6 +256,7 @@ def test_after_a_long_silence_the_first_answer_knows_that_it_stalled(native, con
     assert get(serve(Harvest(config)), "/progress?seconds=60")[0] == 503
 
 
+@pytest.mark.full
 def test_a_backlog_that_stalls_is_known_at_the_first_question(native, config, serve):
     """Though the row was written just now, as by a leader that raised the epoch, and nobody asked meanwhile."""
     native.subscribe(native.snapshot(), name="default")

@@ -104,6 +104,7 @@ def drain(config, place, kind):
     return Harvest(config).drain(60).records, handler.calls
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("kind", [BrokenHandler, BrokenFilter])
 @pytest.mark.parametrize("place", ["", "harvest_lib", "harvest_lib.harvester.harvest"])
 def test_a_log_handler_that_raises(outbox, config, bootstrap_servers, capfd, kind, place):

@@ -111,6 +111,7 @@ def test_dagster_looks_into_the_schema_that_the_data_source_names(dsn, monkeypat
         assert connection.execute("SHOW statement_timeout").fetchone() == ("10s",)
 
 
+@pytest.mark.full
 def test_the_commands_say_the_same_whatever_a_database_sets(dsn, harvest, bootstrap_servers, group_id, make_topic):
     topic, name = make_topic(), psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     with psycopg.connect(dsn, autocommit=True) as connection:

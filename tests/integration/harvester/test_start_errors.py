@@ -133,6 +133,7 @@ def test_the_user_lacks_a_privilege(refused, outbox, unique):
         outbox.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@pytest.mark.full
 def test_kafka_does_not_answer(refused, closed_port):
     servers = f"127.0.0.1:{closed_port}"
     text = refused(KafkaUnavailable, base_kafka_config={"bootstrap.servers": servers})

@@ -141,6 +141,7 @@ def test_what_a_drain_costs_kafka(outbox, bootstrap_servers, group_id, delivery,
     assert sum(spent.values()) <= others, spent
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
 def test_what_is_retried_of_few_keys_goes_in_runs(dsn, bootstrap_servers, group_id, make_topic, unique, delivery):
     """Redelivery costs about as much as delivery: so keys that are written on are caught up with."""

@@ -73,6 +73,7 @@ def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_server
     assert [each["lag_records"] for each in json.loads(done.stdout)["subscriptions"]] == [3]
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("time", ["-infinity", "infinity"])
 @pytest.mark.parametrize("layout", ["goharvest", "native"])
 def test_times_that_are_infinite_are_no_age(dsn, bootstrap_servers, group_id, harvest, layout, time):

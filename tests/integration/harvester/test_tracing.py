@@ -114,6 +114,7 @@ def check(traces, servers, topic, one, other):
     assert all(each.start_time < each.end_time for each in traces.ours)
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional", "sequenced"])
 def test_a_batch_leads_to_those_who_wrote_it(
     dsn, bootstrap_servers, group_id, make_topic, native, traces, impl, native_slices, delivery
@@ -129,6 +130,7 @@ def test_a_batch_leads_to_those_who_wrote_it(
     }
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
 def test_what_is_marked_leads_to_those_who_wrote_it(dsn, bootstrap_servers, group_id, outbox, traces, impl, delivery):
     one, other = write(outbox.connection, outbox.topic, traces)
@@ -153,6 +155,7 @@ def test_a_collector_that_is_away_costs_no_record(dsn, bootstrap_servers, group_
         processor.shutdown()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("opentelemetry", ["hidden", "not used"])
 def test_without_opentelemetry_nothing_is_missing(
     dsn, bootstrap_servers, group_id, make_topic, native, environment, opentelemetry

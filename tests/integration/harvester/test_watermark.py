@@ -69,6 +69,7 @@ def test_the_time_advances_once_the_records_of_a_reading_are_delivered(harvested
     assert read().delivered_until > last.delivered_until
 
 
+@pytest.mark.full
 def test_a_record_that_is_committed_late_does_not_lie_before_the_time(harvested, read, dsn):
     outbox, _, deliver = harvested
     with psycopg.connect(dsn) as late:

@@ -57,6 +57,7 @@ print(broker.asked)
 """
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("nth", [2, 3, 4, 5])
 def test_a_broker_that_restarts_does_not_end_the_process(nth):
     """librdkafka aborts where a description of the cluster names neither brokers nor topics."""

@@ -78,6 +78,7 @@ def in_kafka(servers, topic, *, has_ids):
     return found
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", ["pipelined", "transactional", "sequenced"])
 def test_both_ways_write_the_same(
     dsn, bootstrap_servers, group_id, make_topic, outbox, monkeypatch, handed_over, delivery

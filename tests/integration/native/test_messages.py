@@ -138,7 +138,7 @@ def test_what_is_odd_is_as_python_has_it(found, rows):
         assert list(natively.heads) == by_python.heads
 
 
-@pytest.mark.gate(cases=2)
+@pytest.mark.full
 @pytest.mark.parametrize("parked", [False, True])
 @pytest.mark.parametrize("kind", ["varchar", "text", "bytea"])
 def test_rows_of_a_table_are_the_same_whatever_their_shape(dsn, kind, parked):

@@ -56,6 +56,7 @@ def test_rows_by_transaction_come_natively_in_their_order(dsn, interleaved, limi
     assert {row[1] for row in found} == {"t"}
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional", "sequenced"])
 def test_rows_by_transaction_are_delivered_in_their_order(
     dsn, bootstrap_servers, group_id, make_topic, interleaved, handed_over, delivery

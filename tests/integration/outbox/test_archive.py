@@ -269,6 +269,7 @@ list(archive_segments(connection, OutboxTable.parse("outbox"), sys.argv[2]))
 """
 
 
+@pytest.mark.full
 def test_a_disk_that_is_full_at_any_file_leaves_a_state_from_which_the_next_run_goes_on(native, tmp_path):
     """By a limit for the size of a file, as the file that names the outbox is smaller than records are."""
     native.write(SEGMENT)

@@ -84,6 +84,7 @@ def mend(connection, error):
         connection.execute(sql.SQL(statement))
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("name", ALTERS)
 def test_the_check_names_what_mends_it(owner, kind, config, make_topic, bootstrap_servers, name):
     topic = make_topic()
@@ -105,6 +106,7 @@ def test_the_check_names_what_mends_it(owner, kind, config, make_topic, bootstra
 RUNNING = ["jsonb", "key of bytes", "key of a number", "names by jsonb", "headers of jsonb", "transaction"]
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("name", RUNNING)
 def test_a_harvester_that_runs_names_it(owner, kind, config, make_topic, name):
     topic = make_topic()

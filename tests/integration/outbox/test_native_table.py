@@ -216,6 +216,7 @@ def test_a_sequence_that_hands_out_ids_in_lots_is_refused(connection):
         table.check(connection)
 
 
+@pytest.mark.full
 def test_members_of_a_pool_that_start_at_once_make_one_table_of_each(dsn):
     """Two `CREATE TABLE IF NOT EXISTS` at once can both find nothing: one of them fails then."""
     members = 6

@@ -169,6 +169,7 @@ RECORDS = [
 ]
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("name", ["outbox", 'Mixed "Case"', "100%s %(x)s %", "{table}", "billing.Outbox", "n" * 56])
 def test_a_record_comes_back_as_it_was(dsn, name):
     """Whatever it holds, and columns of others too."""

@@ -238,6 +238,7 @@ def test_records_held_behind_a_row_that_is_gone_are_sent_by_the_next_leader(
     assert set(parked_ids(connection)) == {bad}
 
 
+@pytest.mark.full
 def test_what_is_refused_again_is_parked_again(connection, insert, config, topic, bootstrap_servers):
     bad, held, other = insert("a", names=["n"]), insert("a"), insert("b")
     Harvest(config()).drain(60)
@@ -272,6 +273,7 @@ def test_one_too_large_among_many_that_are_not(connection, insert, config, make_
     assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, small).values())
 
 
+@pytest.mark.full
 def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, bootstrap_servers, admin):
     """It was lowered while records came: laps are halved until those to blame are alone; then it is raised again."""
     topic = make_topic(partitions=1)
@@ -367,6 +369,7 @@ def restart(connection):
     connection.execute("TRUNCATE outbox RESTART IDENTITY")
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("policy", ["hold_key", "skip"])
 @pytest.mark.parametrize("running", [False, True], ids=["next_leader", "same_leader"])
 def test_a_new_row_with_a_parked_id_is_sent(connection, insert, config, topic, bootstrap_servers, policy, running):

@@ -63,6 +63,7 @@ def test_a_parked_record_keeps_its_segment(native):
     assert native.drop_passed().dropped == ["outbox_from_10"]
 
 
+@pytest.mark.full
 def test_a_drop_kept_waiting_is_finished_by_the_next(native, dsn):
     """Writers go on meanwhile."""
     native.write(15)

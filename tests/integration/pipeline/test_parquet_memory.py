@@ -10,6 +10,7 @@ pytestmark = pytest.mark.gate
 COUNT, SIZE = 150, 1_000_000
 
 
+@pytest.mark.full
 def test_rows_of_a_megabyte_stay_in_the_bound_of_every_pipeline(tmp_path):
     """One row group, with the value once, in its dictionary: read, and written in other files."""
     (tmp_path / "in").mkdir()

@@ -99,6 +99,7 @@ def test_a_table_that_was_made_anew_or_out_of_the_publication_is_known(source, r
     assert evidence in error.evidence
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     "statements",
     [

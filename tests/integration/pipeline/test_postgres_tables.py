@@ -289,6 +289,7 @@ def rows(*numbers):
     return [PipelineMessage(INSERT, 1, "public.t", {"n": number}) for number in numbers]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
 def test_a_lock_and_a_timeout_of_the_role_pass_and_it_is_said_what_postgres_answered(
     tmp_path, caplog, dsn, run, setting

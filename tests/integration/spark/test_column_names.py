@@ -48,7 +48,7 @@ def found(database):
     return sorted((json.loads(value) for _, value, _, _ in database.records()), key=lambda each: each["v"])
 
 
-@pytest.mark.gate(cases=1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["v", "row", "with.dot"])
 def test_a_record_has_every_column_by_its_name(frame, database, name):
     records = Records(topic="t", key=name, headers={"of": name, "batch": BatchId()})

@@ -130,7 +130,7 @@ def somebody_waits_for_a_lock(look: psycopg.Connection) -> bool:
     return row is not None and row[0] > 0
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_flights_and_their_records_say_what_the_file_says_in_the_order_of_time(
     job: Job, batches: dict[int, FlightMonth], slice_file: Path
 ) -> None:

@@ -52,6 +52,7 @@ def ids(spark, servers, topic):
     return sorted(row.outbox_id for row in harvested(spark, [topic], kafka={"bootstrap.servers": servers}).collect())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delivery", ["barrier", "transactional", pytest.param("sequenced", marks=pytest.mark.gate)])
 def test_what_was_delivered_comes_as_it_was_written(spark, outbox, bootstrap_servers, delivery):
     outbox.fill(40)

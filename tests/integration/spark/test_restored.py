@@ -150,6 +150,7 @@ def source(server, folder, way, options):
 OPTIONS = [{}, {"maxRecordsPerBatch": "1000"}, {"maxRecordsPerBatch": "7"}, {"startingOffsets": "now"}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "options"),
     [

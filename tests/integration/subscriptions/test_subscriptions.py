@@ -39,6 +39,7 @@ def write(outbox, *keys, topic=None):
 # -- beginnings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", KINDS)
 def test_a_subscription_begins_where_it_is_told(outbox, source):
     write(outbox, "a", "b")
@@ -131,7 +132,7 @@ def _sees(outbox, seen):
 # -- rewinding
 
 
-@pytest.mark.gate(cases=3)
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("source", KINDS)
 def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(outbox, source, delivery):
@@ -213,6 +214,7 @@ def test_what_was_purged_cannot_be_rewound_to(outbox):
     assert sorted(outbox.arrived(isolation="read_committed")) == [1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("source", "delivery"), [("snapshot", "barrier"), ("mark", "transactional")])
 def test_a_mirror_goes_on_after_a_failover_of_which_nothing_can_be_read(outbox, source, delivery):
     """Where a timeline forked from an earlier one needs a right that a managed server does not give."""

@@ -82,6 +82,7 @@ def shown():
     return json.loads(output(SHOW_EVERY_HELP)[-1])
 
 
+@pytest.mark.full
 def test_the_help_of_no_command_loads_what_it_does_not_use(shown):
     assert len(shown) > 40
     assert {"", "status", "history", "grants consumer kafka"} <= shown.keys()

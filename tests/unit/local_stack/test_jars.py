@@ -187,7 +187,7 @@ def repository(tmp_path, monkeypatch):
     thread.join()
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_a_repository_that_lacks_a_version_is_told_from_a_network_that_is_down(tmp_path, repository):
     (found,) = resolve(SOME, tmp_path, tmp_path / "java")
     assert found.read_bytes() == b"a jar"

@@ -169,6 +169,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):
     assert "failed: the run (" in done.stdout
 
 
+@pytest.mark.full
 def test_more_than_three_flaky_tests_fail_the_run(run):
     three = "".join(FLAKY.format(number) for number in range(3))
     assert run(GOOD + three)[0].returncode == 0
@@ -178,7 +179,7 @@ def test_more_than_three_flaky_tests_fail_the_run(run):
     assert len(flaky) == 4
 
 
-@pytest.mark.gate(cases=1)
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_worker_that_dies_once_costs_nothing(run, end):
     done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD, workers="2")
@@ -196,6 +197,7 @@ def test_a_worker_that_dies_twice_fails_the_run(run):
     assert "failed: test_it.py::test_dies" in done.stdout
 
 
+@pytest.mark.full
 def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
     done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, limits=("2", "70", "80"), workers="2")
     assert done.returncode == 1

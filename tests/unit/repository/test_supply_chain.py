@@ -90,6 +90,7 @@ def test_a_review_holds_until_there_is_a_fix(database, review):
     assert main(["audit", "--service-url", database]) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("audit", "code"), [("", 0), ("required", 2)])
 def test_nobody_to_ask_is_said_and_fails_where_it_has_to(review, capfd, monkeypatch, audit, code):
     monkeypatch.setenv("HARVEST_AUDIT", audit)
