@@ -1,4 +1,4 @@
-"""The Spark session of the jobs: local, quiet, and leaving nothing in the current directory."""
+"""The Spark session of the jobs: that of `spark-submit`, or a local one that leaves no file in the current folder."""
 
 import os
 import sys
@@ -36,10 +36,16 @@ logger.aborted.level = off
 """
 
 
+def is_submitted() -> bool:
+    """Return True if `spark-submit` started this process. It then decides on master, jars and all other settings."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def jdbc_jars(option: str | None) -> list[Path]:
     """Return the paths of jars in the option, else in HARVEST_SPARK_JARS. Both are lists of paths, separated by commas.
 
-    Raises ConfigError when no jar is named or a jar does not exist.
+    Raises ConfigError when no jar is named or a jar does not exist. Under `spark-submit`, which has `--jars` and
+    `--packages`, no jar has to be named.
     """
     named = option or os.environ.get(JARS_VARIABLE, "")
     jars = [Path(part.strip()).expanduser().absolute() for part in named.split(",") if part.strip()]
@@ -47,7 +53,7 @@ def jdbc_jars(option: str | None) -> list[Path]:
         f"`export {JARS_VARIABLE}=$(python -m harvest_lib.spark.jars)` downloads it once; or name the jar of "
         "org.postgresql:postgresql by --jdbc-jar or that variable"
     )
-    if not jars:
+    if not jars and not is_submitted():
         raise ConfigError("no Postgres JDBC driver was named", field="--jdbc-jar", next_step=next_step)
     for jar in jars:
         if not jar.is_file():
@@ -59,7 +65,8 @@ def jdbc_jars(option: str | None) -> list[Path]:
 def spark_session(
     *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester", is_long: bool = False
 ) -> Iterator[SparkSession]:
-    """Start a Spark session on two local cores, and stop it when the block ends.
+    """Start a Spark session on two local cores, or under `spark-submit` where and as that says. Stop it when the block
+    ends.
 
     With `is_long` Java compiles more thoroughly, which pays off in a long job. If the process already has a running
     session, that session is used, and left running. Everything that Spark writes (shuffle files, warehouse, copies of
@@ -67,6 +74,9 @@ def spark_session(
     """
     if (running := SparkSession.getActiveSession()) is not None:
         yield running
+        return
+    if is_submitted():
+        yield from _until_end(SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate())
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -106,6 +116,10 @@ def spark_session(
             field="JAVA_HOME",
             next_step="install Java 17 or 21, or point JAVA_HOME at its folder; Spark's own message is above",
         ) from error
+    yield from _until_end(session)
+
+
+def _until_end(session: SparkSession) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
