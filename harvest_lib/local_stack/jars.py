@@ -49,8 +49,8 @@ def kafka_jars(release: str) -> JarSet:
 POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgresql:42.7.11",))
 
 
-TESTED_SPARK = {"4.0": "4.0.2", "4.1": "4.1.3"}
-"""The tested version of each line of Spark. Its Kafka source works with every version of that line."""
+TESTED_SPARK = {"4.0": "4.0.2", "4.1": "4.1.3", "4.2": "4.2.0", "4.3": "4.2.0"}
+"""The version of the Kafka source that is tested with each line of Spark, and works with every version of that line."""
 
 
 def spark_kafka_jars(spark: str | None = None) -> JarSet:

@@ -5,7 +5,13 @@ For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_l
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+import pyspark
+
+from harvest_lib.spark.data_source.versions import require_tested
+
+require_tested(pyspark.__version__)  # Spark 3 has no data sources in Python
+
+from pyspark.sql.datasource import DataSource  # noqa: E402 - as above
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -35,15 +41,16 @@ class OutboxDataSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader of `spark.read`, which reads a snapshot of the outbox."""
-        from harvest_lib.spark.data_source.reader import SparkOutboxReader  # noqa: PLC0415 - as above
+        from harvest_lib.spark.data_source.pushed import is_pushing  # noqa: PLC0415 - as above
+        from harvest_lib.spark.data_source.reader import FilteringReader, SparkOutboxReader  # noqa: PLC0415 - as above
 
-        return SparkOutboxReader(self.options, schema)
+        return (FilteringReader if is_pushing() else SparkOutboxReader)(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
         """Return the reader of `spark.readStream`, which follows the outbox."""
-        from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
+        from harvest_lib.spark.data_source.versions import stream_reader_class  # noqa: PLC0415 - as above
 
-        return OutboxStreamReader(self.options, schema)
+        return stream_reader_class()(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":  # noqa: FBT001 - Spark's signature
         """Return the writer of `df.write`, which stages and promotes a batch."""

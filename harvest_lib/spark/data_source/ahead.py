@@ -10,7 +10,7 @@ from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark.data_source.attached import Attached, attached, table_of
 from harvest_lib.spark.data_source.outbox_rows import NAME, PAGE_ROWS, explained, now, require_followed, require_seen
 from harvest_lib.spark.data_source.read_options import ReadOptions
-from harvest_lib.spark.data_source.windows import Offset, newest_snapshot
+from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, Offset, Window, newest_snapshot
 from harvest_lib.spark.seen_rows import seen_rows
 
 _POSITION = ("source", "prev", "server", "cur", "after")
@@ -45,14 +45,19 @@ class Ahead:
         require_followed(self._connection, self._options)
         return attached(self._connection, self._options)
 
-    def after(self, offset: Offset, floor: int, limit: int | None) -> Position | None:
+    def after(self, offset: Offset, floor: int, limit: int | None, until: Offset | None = None) -> Position | None:
         """Return the position after at most `limit` further records, together with the last rows before that position.
         If `limit` is None, return the position after all further records. Return None if there are no further records.
-        `floor` is the lowest id that has a segment.
+        `floor` is the lowest id that has a segment. With `until`, no record comes after the snapshot of this offset.
 
         Raises CheckpointError, ServerRegressed, or another HarvestError.
         """
         position = {name: offset[name] for name in _POSITION if name in offset}
+        if until is not None and "cur" not in offset:
+            window = Window(
+                prev=offset["prev"], cur=until["prev"], first=LOWEST_ID, last=HIGHEST_ID, server=until["server"]
+            )
+            position = window.position
         if self._at != position:
             require_seen(self._connection, self._options, [offset])
             with explained():

@@ -13,7 +13,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from harvest_lib.archive import ArchivedFile, ArchiveFiles
@@ -23,6 +22,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.segments.archived import ArchivedSegments
 from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.spark.data_source.pushed import Condition, ids_of, selected
+from harvest_lib.spark.data_source.read_options import arrow_schema
 
 _BATCH_ROWS = 5_000
 _INFINITE = [2**63 - 1, -(2**63)]
@@ -30,17 +31,25 @@ _INFINITE = [2**63 - 1, -(2**63)]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition(InputPartition):
-    """A file of the archive, and the snapshot that selects the records to read from it."""
+    """A file of the archive, and the snapshot and the conditions that select the records to read from it."""
 
     url: str
     file: ArchivedFile
     snapshot: str
+    conditions: tuple[Condition, ...] = ()
 
 
 def plan_archived(
-    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, floor: int, snapshot: Snapshot
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    url: str,
+    floor: int,
+    snapshot: Snapshot,
+    *,
+    conditions: tuple[Condition, ...] = (),
 ) -> list[ArchivedPartition]:
     """Return the files of the archived segments below `floor`, the lowest id that still has a segment in the outbox.
+    Segments whose ids do not meet the conditions are left out.
 
     Raises ArchiveError if the archive belongs to another outbox, or lacks a dropped segment.
     """
@@ -55,13 +64,15 @@ def plan_archived(
     for each, following in zip(before, [*(each.lower for each in before), floor][1:], strict=True):
         if each.upper != following:
             raise _lacks(files.url, f"{each.segment} ends below {each.upper}, the next segment begins at {following}")
-    return [ArchivedPartition(url, file, str(snapshot)) for each in before for file in each.files]
+    lowest, highest = ids_of(conditions)
+    needed = [each for each in before if each.upper > lowest and (each.lower is None or each.lower <= highest)]
+    return [ArchivedPartition(url, file, str(snapshot), conditions) for each in needed for file in each.files]
 
 
 def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file that the snapshot saw, in the order of ids. Raises ArchiveError if the file was changed
     after it was written."""
-    files, arrow = ArchiveFiles(part.url), to_arrow_schema(schema)
+    files, arrow = ArchiveFiles(part.url), arrow_schema(schema)
     snapshot = Snapshot.parse(part.snapshot)
     unseen = pa.array(snapshot.in_progress, pa.int64())
     files.check_bytes(part.file)
@@ -74,7 +85,8 @@ def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.Re
             columns = {name: batch.column(name) for name in batch.schema.names}
             finite = pc.if_else(infinite, pa.scalar(None, pa.int64()), at)
             columns["create_time"] = finite.cast(pa.timestamp("us", "UTC"))
-            yield pa.RecordBatch.from_arrays([columns[each.name].cast(each.type) for each in arrow], schema=arrow)
+            made = pa.RecordBatch.from_arrays([columns[each.name].cast(each.type) for each in arrow], schema=arrow)
+            yield selected(made, part.conditions)
 
 
 def _lacks(url: str, evidence: str) -> ArchiveError:

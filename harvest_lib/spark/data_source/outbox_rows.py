@@ -8,14 +8,13 @@ An outbox whose rows are deleted on delivery cannot be read page by page. A sing
 own, reads the whole outbox.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
@@ -32,7 +31,8 @@ from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark import seen_rows
 from harvest_lib.spark.data_source.archived import ArchivedPartition, plan_archived
 from harvest_lib.spark.data_source.attached import Attached, attached, files, lowest_of, table_of
-from harvest_lib.spark.data_source.read_options import ReadOptions
+from harvest_lib.spark.data_source.pushed import Condition, as_sql, ids_of
+from harvest_lib.spark.data_source.read_options import ReadOptions, arrow_schema
 from harvest_lib.spark.data_source.windows import (
     HIGHEST_ID,
     NOTHING,
@@ -104,15 +104,17 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
     return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
 
 
-def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
+def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> list[OutboxPartition | ArchivedPartition]:
     """Return a partition for each segment and shard, and for each file of the archive that the option `archive` names.
     Return a single partition if rows are deleted on delivery. The partitions have the rows that are committed now, or,
-    with the option `snapshot`, the rows that this snapshot saw."""
+    with the option `snapshot`, the rows that this snapshot saw, and of these the rows that meet all `conditions`.
+    Segments and files without such ids have no partition."""
+    required, (lowest, highest) = tuple(conditions), ids_of(conditions)
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
         elif not is_followed(connection, options):
-            return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
+            return [OutboxPartition(windows=(), shard=0, floor=0, below=None, conditions=required)]
         there = files(connection, attached(connection, options).segments)  # before the snapshot, which sees their rows
         snapshot, found, server = now(connection, options)
         there = {**files(connection, found.segments), **there}
@@ -120,13 +122,20 @@ def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition
             snapshot = _earlier(options.snapshot, snapshot, server["system"])
         table, url = table_of(options), options.archive
         parts: list[OutboxPartition | ArchivedPartition] = []
-        parts += plan_archived(connection, table, url, found.floor, snapshot) if url is not None else []
+        parts += (
+            plan_archived(connection, table, url, found.floor, snapshot, conditions=required) if url is not None else []
+        )
     for each in found.segments:
         first, last = lowest_of(each), HIGHEST_ID if each.upper is None else each.upper - 1
-        window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)
-        name = str(each.table)
+        begin, end = max(first, lowest), min(last, highest)
+        if begin > end:
+            continue
+        window = Window(prev=NOTHING, cur=str(snapshot), first=begin, last=end, server=server)
+        file = (str(each.table), there[str(each.table)])
         parts += [
-            OutboxPartition(windows=(window,), shard=shard, floor=first, below=each.upper, file=(name, there[name]))
+            OutboxPartition(
+                windows=(window,), shard=shard, floor=first, below=each.upper, file=file, conditions=required
+            )
             for shard in range(options.shards)
         ]
     return parts
@@ -147,12 +156,12 @@ def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
 
 def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition, ascending by id within each window."""
-    arrow = to_arrow_schema(schema)
+    arrow = arrow_schema(schema)
     if not part.windows:
-        yield from (_batch(rows, arrow) for rows in _all_now(options) if rows)
+        yield from (_batch(rows, arrow) for rows in _all_now(options, part.conditions) if rows)
         return
     for window in part.windows:
-        yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
+        yield from (_batch(rows, arrow) for rows in _window(options, part, window) if rows)
     with connect(options.conninfo) as connection:
         found = attached(connection, options)
         found.require(part.floor, part.below)
@@ -194,8 +203,8 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[Row]]:
-    conditions = list(shard_conditions(shard, options.shards))
+def _window(options: ReadOptions, part: OutboxPartition, window: Window) -> Iterator[list[Row]]:
+    conditions = [*shard_conditions(part.shard, options.shards), *map(as_sql, part.conditions)]
     if window.last < HIGHEST_ID:
         conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
     selection = Selection(table=table_of(options).identifier, columns=_FOLLOWED, conditions=conditions)
@@ -214,12 +223,13 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
         source.close()
 
 
-def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
-    """Yield the pages of all rows in the outbox, read by a single statement."""
+def _all_now(options: ReadOptions, conditions: Sequence[Condition]) -> Iterator[list[Row]]:
+    """Yield the pages of all rows in the outbox that meet the conditions, read by a single statement."""
     with connect(options.conninfo) as connection:
         table = table_of(options).identifier
         guard = require_all_rows(connection, [table])
-        statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)
+        selection = Selection(table=table, columns=_PURGED, conditions=list(map(as_sql, conditions)), guard=guard)
+        statement = selection.fill(_ALL_NOW)
         with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
             lift_timeouts(connection)
             cursor.execute(statement, {})

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql.types import (
     ArrayType,
@@ -19,6 +19,9 @@ from pyspark.sql.types import (
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.postgres.table_names import is_no_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DSN_VARIABLE = "HARVEST_DSN"
 
@@ -120,6 +123,28 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 
     given = {name: value for name, value in options.items() if name.lower() in ("dsn", "password", "outbox")}
     return _schema(_VALUE_TYPES[value_type(ReadOptions.parse(given, streaming=False))])
+
+
+def arrow_schema(schema: StructType) -> "pa.Schema":
+    """Return the Arrow schema of a result of `read_schema`, as Spark expects it: times are microseconds in UTC.
+
+    Spark's own function is no public API, and its parameters differ between Spark 4.1 and 4.2.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - a plan does not need it
+
+    kinds: dict[type[DataType], pa.DataType] = {
+        LongType: pa.int64(),
+        TimestampType: pa.timestamp("us", "UTC"),
+        StringType: pa.string(),
+        BinaryType: pa.binary(),
+    }
+
+    def kind(of: DataType) -> pa.DataType:
+        if isinstance(of, ArrayType):
+            return pa.list_(pa.field("element", kind(of.elementType), nullable=of.containsNull))
+        return kinds[type(of)]
+
+    return pa.schema([pa.field(each.name, kind(each.dataType), nullable=each.nullable) for each in schema])
 
 
 def check_schema(schema: StructType) -> None:

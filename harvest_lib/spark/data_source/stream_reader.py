@@ -13,11 +13,13 @@ Promises
   rows before the offset.
 - A segment that is dropped before it was read is an error (PositionLost), never a gap.
 
-Spark 4.1 has no admission control for data sources in Python, but it passes the current offset of a query to the
-source. With `maxRecordsPerBatch` the source returns an offset that is at most this number of records after the current
-offset. Spark does not tell whether a query is new, so a query counts as new until Spark has passed an offset. With the
-trigger `availableNow` Spark runs a single micro-batch of such a source: the one that has to be repeated, or, if there
-is none, the next one.
+Since Spark 4.2 a source is asked for an offset after a given one, with a limit of records, and for a target that a
+query with the trigger `availableNow` reaches in as many micro-batches as it needs: `LimitedStreamReader`, in a module
+of its own. Before, Spark has no such limit for a source in Python: `OutboxStreamReader` returns an offset that is at
+most `maxRecordsPerBatch` records after the offset of the query, which Spark passes when it asks for partitions. Spark
+does not tell whether a query is new, so a query counts as new until Spark has passed an offset. With `availableNow`
+Spark 4.0 and 4.1 run a single micro-batch of a source with a limit: the one that has to be repeated, or, if there is
+none, the next one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from harvest_lib.spark.data_source.ahead import Ahead
 
 
-class OutboxStreamReader(DataSourceStreamReader):
-    """The reader of a stream, which follows the outbox."""
+class OutboxFollower(DataSourceStreamReader):
+    """What the readers of all versions of Spark have in common."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""
@@ -55,24 +57,6 @@ class OutboxStreamReader(DataSourceStreamReader):
         if self._first is None:
             self._first = self._now()
         return self._first
-
-    def latestOffset(self) -> dict[str, Any]:
-        """Return the offset at which the next micro-batch ends. The offset stays the same if nothing was committed.
-
-        Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
-        """
-        if self._at is None:
-            if self.options.starting == "beginning" and self.options.max_records is None:
-                return self._now()
-            if self.options.starting == "now":
-                return self.initialOffset()
-            self._at = beginning()
-        try:
-            self._at = self._next(self._at)
-        except DatabaseUnavailable:
-            self.stop()
-            self._at = self._next(self._at)  # once, on new connections
-        return self._at
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a partition for each shard with the rows between two offsets. Return an empty list if there are no
@@ -119,7 +103,15 @@ class OutboxStreamReader(DataSourceStreamReader):
         with connect(self.options.conninfo) as connection:
             outbox_rows.require_seen(connection, self.options, offsets)
 
-    def _next(self, at: dict[str, Any]) -> dict[str, Any]:
+    def _following(self, at: dict[str, Any], limit: int | None, until: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the offset that is at most `limit` records after `at`, and not after the offset `until`."""
+        try:
+            return self._next(at, limit, until)
+        except DatabaseUnavailable:
+            self.stop()
+            return self._next(at, limit, until)  # once, on new connections
+
+    def _next(self, at: dict[str, Any], limit: int | None, until: dict[str, Any] | None) -> dict[str, Any]:
         from harvest_lib.spark.data_source import ahead  # noqa: PLC0415 - loads psycopg
 
         if self._ahead is None:
@@ -127,12 +119,30 @@ class OutboxStreamReader(DataSourceStreamReader):
         found = self._ahead.attached()  # before the snapshot is taken, which then sees all of the closed segments
         closed = found.floor if at.get("initial") else at["closed"]
         found.require(closed)
-        end = self._ahead.after(at, found.floor, self.options.max_records)
+        end = self._ahead.after(at, found.floor, limit, until)
         if end is None:
             # If further segments are closed, return a new offset that says so. The stream then no longer needs these
             # segments.
             return at if found.closed <= closed else self._now()
-        closes = at["closes"] if "cur" in at else found.closed
+        closes = at["closes"] if "cur" in at else (until["closed"] if until is not None else found.closed)
         if "cur" in end:
             return {**end, "floor": found.floor, "closed": closed, "closes": closes}
         return {**end, "floor": found.floor, "closed": closes}
+
+
+class OutboxStreamReader(OutboxFollower):
+    """The reader of Spark 4.0 and 4.1."""
+
+    def latestOffset(self) -> dict[str, Any]:
+        """Return the offset at which the next micro-batch ends. The offset stays the same if nothing was committed.
+
+        Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
+        """
+        if self._at is None:
+            if self.options.starting == "beginning" and self.options.max_records is None:
+                return self._now()
+            if self.options.starting == "now":
+                return self.initialOffset()
+            self._at = beginning()
+        self._at = self._following(self._at, self.options.max_records)
+        return self._at

@@ -15,11 +15,14 @@ An offset of a stream is a position of `SnapshotSource`, with the evidence that 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
 from harvest_lib.errors import CheckpointError, PositionLost
+
+if TYPE_CHECKING:
+    from harvest_lib.spark.data_source.pushed import Condition
 
 LOWEST_ID, HIGHEST_ID = -(2**63) + 1, 2**63 - 1
 
@@ -56,8 +59,9 @@ class OutboxPartition(InputPartition):
     """The part of a read for one task: the windows of a shard, in order. Without windows the part is all rows of the
     outbox, read by a single statement.
 
-    After the read three conditions must hold: all ids from `floor` on, and below `below` if that is given, have
-    segments; the table in `file` still has the file number in `file`; the server has the last rows before `offsets`.
+    Only rows that meet all `conditions` are read. After the read it must hold that all ids from `floor` on, and below
+    `below` if that is given, have segments; that the table in `file` still has the file number in `file`; and that the
+    server has the last rows before `offsets`.
     """
 
     windows: tuple[Window, ...]
@@ -66,6 +70,7 @@ class OutboxPartition(InputPartition):
     below: int | None
     file: tuple[str, int] | None = None
     offsets: tuple[Offset, ...] = ()
+    conditions: "tuple[Condition, ...]" = ()
 
 
 def beginning() -> dict[str, Any]:

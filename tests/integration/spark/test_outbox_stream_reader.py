@@ -3,6 +3,7 @@
 import json
 
 import psycopg
+import pyspark
 import pytest
 from support.outbox_source import Followed, without_password
 from support.waiting import eventually
@@ -13,6 +14,8 @@ from harvest_lib.record import OutboxRecord
 from harvest_lib.spark.data_source import OutboxDataSource
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
+
+HAS_TARGETS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
 END_OTHERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -125,6 +128,7 @@ def test_micro_batches_are_bounded(native, follow):
     assert stream.ids() == [*range(1, 41), 50, *range(41, 50)]
 
 
+@pytest.mark.skipif(HAS_TARGETS, reason="Spark 4.2 takes all that is available")
 def test_a_query_that_stops_within_a_window_goes_on_there(native, follow):
     stream = follow(maxRecordsPerBatch="7")
     native.write(30)
@@ -136,6 +140,41 @@ def test_a_query_that_stops_within_a_window_goes_on_there(native, follow):
     stream.run()
     stream.run()
     assert stream.ids() == list(range(1, 33))
+
+
+@pytest.mark.skipif(not HAS_TARGETS, reason="Spark 4.1 takes a single micro-batch")
+def test_all_that_is_available_comes_in_micro_batches_of_the_limit(native, follow):
+    """What is committed later waits for the next query, as does what was open."""
+    stream = follow(maxRecordsPerBatch="7")
+    native.write(30)
+    with psycopg.connect(native.dsn) as open_since:
+        native.write(2, open_since)
+        native.write(1)
+        stream.run()
+        assert stream.ids() == [*range(1, 31), 33]
+        assert max(len(attempts[-1]) for attempts in stream.batches.values()) == 7
+        count = len(stream.ids())
+        stream.run()
+        assert len(stream.ids()) == count, "nothing is new"
+        open_since.commit()
+    stream.fail_at = max(stream.batches) + 1
+    with pytest.raises(Exception, match="before its commit"):
+        stream.run()
+    stream.fail_at = None
+    native.write(20)
+    stream.run()
+    assert stream.ids() == [*range(1, 31), 33, 31, 32, *range(34, 54)]
+
+
+@pytest.mark.skipif(not HAS_TARGETS, reason="as above")
+def test_the_progress_has_the_newest_offset(native, follow):
+    stream = follow(maxRecordsPerBatch="7")
+    native.write(30)
+    query = stream.start(availableNow=True)
+    query.awaitTermination()
+    (source,) = query.lastProgress["sources"]
+    ids = [max(row[0] for row in json.loads(source[each])["seen"]["rows"]) for each in ("endOffset", "latestOffset")]
+    assert ids == [30, 30]
 
 
 def test_a_stream_from_now_on_skips_what_was_there_and_nothing_else(native, follow):
