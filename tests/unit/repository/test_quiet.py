@@ -25,6 +25,7 @@ def test_the_end_of_a_connection_to_java_is_not_written_to_what_is_closed(quiet,
     py4j = logging.getLogger("py4j")
     monkeypatch.setattr(py4j, "propagate", True)
     monkeypatch.setattr(py4j, "handlers", [])
+    monkeypatch.setattr(py4j, "level", logging.NOTSET)
     if quiet:
         keep_py4j_quiet()
     logging.getLogger("py4j.clientserver").warning("Closing down clientserver connection")

@@ -63,8 +63,9 @@ def test_what_was_purged_since_it_was_marked_once_more_is_not_sent_twice():
         leader.purge()
     table.insert((5, "t", "k", "v", [], []))
     found = []
-    while (page := leader.read(4)) is not None:
-        found += page.rows
+    for _ in range(4):  # the first may have been marked before the last row was there
+        if (page := leader.read(4)) is not None:
+            found += page.rows
     assert [row[0] for row in found] == [5]
     send(leader, [rows[3], *found])
     leader.committed()
