@@ -30,7 +30,7 @@ MODULES = (
 @pytest.mark.parametrize("line", [each for each in TESTED_SPARK if each != LOCKED])
 def test_the_tests_of_spark_pass(line, parts, tmp_path):
     uv, venv = find_uv(parts), tmp_path / "venv"
-    install(uv, build(uv, tmp_path), venv, "dev", "local", "quality", "spark")
+    install(uv, build(uv, tmp_path), venv, "archive", "dev", "local", "quality", "spark")
     replaced = [uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", f"pyspark[connect]=={line}.*"]
     subprocess.run(replaced, check=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PYTEST_"))}
