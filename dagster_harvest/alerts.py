@@ -61,7 +61,7 @@ class _Tick:
         self._location = location
         self._runs = AlertedRuns(context.instance, settings, location)
         known = json.loads(context.cursor) if context.cursor else None
-        # A cursor of another form, which a user may set, begins anew: each tick would fail otherwise.
+        # A user may set a cursor of another form. The state then begins anew, because each tick would fail otherwise.
         self._state: dict[str, Any] = (
             known
             if isinstance(known, dict) and "told" in known

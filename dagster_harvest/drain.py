@@ -135,7 +135,7 @@ def _ends(config: HarvestConfig, settings: OutboxSettings) -> Mapping[str, Ends]
         raise KafkaError(
             f"Kafka does not say where the topics {', '.join(missing)} end",
             evidence=f"no answer within {_PATIENCE_SECONDS:g} s",
-            next_step="check the brokers, then run this again: what was delivered is counted by the next run",
+            next_step="check the brokers, then run this again: the next run counts the records of this run",
         )
     return found
 

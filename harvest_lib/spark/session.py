@@ -1,4 +1,4 @@
-"""The Spark session of the jobs: that of `spark-submit`, or a local one that leaves no file in the current folder."""
+"""The Spark session of the jobs: submitted, or local and without files in the current folder."""
 
 import os
 import sys
@@ -65,8 +65,7 @@ def jdbc_jars(option: str | None) -> list[Path]:
 def spark_session(
     *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester", is_long: bool = False
 ) -> Iterator[SparkSession]:
-    """Start a Spark session on two local cores, or under `spark-submit` where and as that says. Stop it when the block
-    ends.
+    """Start a Spark session, on two local cores or with the settings of `spark-submit`. Stop it when the block ends.
 
     With `is_long` Java compiles more thoroughly, which pays off in a long job. If the process already has a running
     session, that session is used, and left running. Everything that Spark writes (shuffle files, warehouse, copies of

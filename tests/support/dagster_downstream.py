@@ -23,7 +23,7 @@ def follower(topic, upstream):
         automation_condition=dg.AutomationCondition.eager(),
     )
     def follows(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        """Tell how many records of the topic it can read."""
+        """Report the number of the topic's records that can be read."""
         found = context.instance.fetch_materializations(upstream, limit=1_000).records
         records = sum(each.asset_materialization.metadata[ROW_COUNT].value for each in found)
         return dg.MaterializeResult(metadata={"records": records})

@@ -9,14 +9,15 @@ from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.spark.data_source.stream_reader import OutboxFollower
 
-_REPORTED_SECONDS = 1.0
-"""Shortest interval at which the newest offset is read: Spark asks for it at each poll."""
+_REPORTED_SECONDS = 10.0
+"""Shortest interval at which the newest offset is read while the query is behind. Spark asks for it at each poll."""
 
 
 class LimitedStreamReader(OutboxFollower, SupportsTriggerAvailableNow):  # type: ignore[misc]  # mypy checks against 4.1
     """The reader of a stream. With `availableNow`, it reads what was committed when the query started."""
 
     _target: dict[str, Any] | None = None
+    _end: dict[str, Any] | None = None  # the offset that the last call returned
     _reported: tuple[float, dict[str, Any] | None] = (0.0, None)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -36,17 +37,19 @@ class LimitedStreamReader(OutboxFollower, SupportsTriggerAvailableNow):  # type:
 
         Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
         """
-        if self._at is None and start == self._first:
-            return start  # the first micro-batch of a stream that starts `now` is empty: it writes the offset down
-        if self._target is not None and _is_read(start, self._target):
-            return start
-        return self._following(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None, self._target)
+        self._end = self._after(start, limit)
+        return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the offset after all rows that are committed now, for the progress of a query. None without a server.
+        """Return the newest offset for the progress of a query: the target if there is one, else the offset after all
+        committed rows. None if it is unknown.
 
-        The offset is at most a second old.
+        Only a query that is behind costs statements of Postgres, at most every 10 seconds.
         """
+        if self._target is not None:
+            return self._target
+        if self._end is None or "cur" not in self._end:
+            return self._end
         if time.monotonic() - self._reported[0] >= _REPORTED_SECONDS:
             try:
                 found = self._now()
@@ -55,7 +58,14 @@ class LimitedStreamReader(OutboxFollower, SupportsTriggerAvailableNow):  # type:
             self._reported = time.monotonic(), found
         return self._reported[1]
 
+    def _after(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._at is None and start == self._first:
+            return start  # the first micro-batch of a stream that starts `now` is empty: it writes the offset down
+        if self._target is not None and _is_read(start, self._target):
+            return start
+        return self._following(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None, self._target)
+
 
 def _is_read(start: dict[str, Any], target: dict[str, Any]) -> bool:
-    """Whether all rows before the target come before `start`."""
+    """Return True if `start` is after all rows before the target."""
     return "cur" not in start and Snapshot.parse(start["prev"]).covers(Snapshot.parse(target["prev"]))

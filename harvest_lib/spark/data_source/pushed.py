@@ -28,12 +28,12 @@ _COMPARED = {
     "LessThanOrEqual": "<=",
 }
 _TEXTS = ("kafka_topic", "kafka_key")
-_NEVER_NULL = ("id", *_TEXTS)
+_COLUMNS = ("id", "create_time", *_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on a column: `in`, `starts`, `finite` or a comparison, with its values."""
+    """A condition on a column: `in`, `starts`, `present` or a comparison, with its values."""
 
     column: str
     operator: str
@@ -55,7 +55,7 @@ def condition(given: Any) -> Condition | None:
         return None
     (column,) = path
     if kind == "IsNotNull":
-        return Condition(column, "finite") if column in (*_NEVER_NULL, "create_time") else None
+        return Condition(column, "present") if column in _COLUMNS else None
     values = tuple(given.value) if kind == "In" else (getattr(given, "value", None),)
     if not all(_is_of(column, each) for each in values):
         return None
@@ -69,7 +69,7 @@ def condition(given: Any) -> Condition | None:
 
 
 def _is_of(column: str, value: Any) -> bool:
-    """Whether the column can be compared with the value in Postgres."""
+    """Return True if Postgres can compare the column with the value."""
     if column == "id":
         return isinstance(value, int) and LOWEST_ID <= value <= HIGHEST_ID
     if column == "create_time":
@@ -107,19 +107,19 @@ def as_sql(each: Condition) -> "sql.Composable":
     from harvest_lib.postgres.database import in_statement  # noqa: PLC0415 - as above
 
     column: sql.Composable = sql.Identifier(each.column)
-    is_finite = sql.SQL("isfinite({})").format(column) if each.column == "create_time" else sql.SQL("true")
+    is_there = sql.SQL("isfinite({})" if each.column == "create_time" else "{} IS NOT NULL").format(column)
     if each.column in _TEXTS:
         column = sql.SQL('{}::text COLLATE "C"').format(column)
     values = [in_statement(sql.Literal(value)) for value in each.values]
-    if each.operator == "finite":
-        return is_finite
+    if each.operator == "present":
+        return is_there
     if each.operator == "in":
         compared: sql.Composable = sql.SQL("{} IN ({})").format(column, sql.SQL(", ").join(values))
     elif each.operator == "starts":
         compared = sql.SQL("starts_with({}, {})").format(column, *values)
     else:
         compared = sql.SQL("{} {} {}").format(column, sql.SQL(each.operator), *values)
-    return sql.SQL("({} AND {})").format(compared, is_finite)
+    return sql.SQL("({} AND {})").format(compared, is_there)
 
 
 def selected(batch: "pa.RecordBatch", conditions: Sequence[Condition]) -> "pa.RecordBatch":
@@ -134,7 +134,7 @@ def _mask(batch: "pa.RecordBatch", each: Condition) -> Any:
     import pyarrow.compute as pc  # noqa: PLC0415 - as above
 
     column = batch.column(each.column)
-    if each.operator == "finite":
+    if each.operator == "present":
         return pc.is_valid(column)
     if each.operator == "in":
         return pc.is_in(column, value_set=pa.array(each.values, type=column.type))

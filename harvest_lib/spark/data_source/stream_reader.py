@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class OutboxFollower(DataSourceStreamReader):
-    """What the readers of all versions of Spark have in common."""
+    """The common parts of the readers for all versions of Spark."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""

@@ -26,7 +26,7 @@ def delivered(instance, topic):
 
 
 def has_ticked(instance):
-    """Whether the sensor has counted from somewhere: its first tick ended."""
+    """Return True once the sensor's first tick has ended."""
     states = [each for each in instance.all_instigator_state() if each.instigator_name == "counts"]
     return any(state.instigator_data is not None and state.instigator_data.cursor for state in states)
 

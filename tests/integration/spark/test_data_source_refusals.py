@@ -5,7 +5,10 @@ from psycopg import sql
 from support.outbox_format import FileStream, hundred_orders, target, write
 from support.sink import ORDERS
 
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.spark import errors
 from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.errors import EmptyBatch
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -55,8 +58,9 @@ def test_what_cannot_be_written_is_told_and_nothing_is_promoted(database, frame,
 
 
 def test_an_empty_frame_is_an_error_unless_it_may_be_empty(database, frame):
-    with pytest.raises(Exception, match=r"(?s)batch b is empty.*allowEmpty"):
+    with pytest.raises(Exception, match=r"(?s)batch b is empty.*allowEmpty") as caught:
         write(frame.where("false"), database.dsn)
+    assert isinstance(errors.of(caught.value), EmptyBatch)
     write(frame.where("false"), database.dsn, allowEmpty="true")
     assert not left(database)
 
@@ -108,8 +112,13 @@ def test_rights_that_are_taken_away_are_told_and_nothing_is_half_promoted(databa
         CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE insufficient_privilege USING MESSAGE = ''permission denied for table outbox_batches''; END';
         CREATE TRIGGER no BEFORE INSERT ON outbox_batches FOR EACH ROW EXECUTE FUNCTION no()""")
-    with pytest.raises(Exception, match=r"(?s)Postgres refused promoting batch b.*permission denied.*grant"):
+    with pytest.raises(Exception, match=r"(?s)Postgres refused promoting batch b.*permission denied.*grant") as caught:
         write(frame, database.dsn)
+    denied = errors.of(caught.value)
+    assert isinstance(denied, DatabaseAccessDenied)
+    assert denied.cause == "Postgres refused promoting batch b"
+    assert "permission denied" in denied.evidence
+    assert "grant" in denied.next_step
     assert left(database) == {"outbox": 100, "outbox_batches": 1}
 
 

@@ -12,6 +12,8 @@ from support.writers import Writers
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source.read_options import read_schema
+from harvest_lib.spark.data_source.versions import stream_reader_class
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -144,7 +146,7 @@ def test_a_query_that_stops_within_a_window_goes_on_there(native, follow):
 
 @pytest.mark.skipif(not HAS_TARGETS, reason="Spark 4.1 takes a single micro-batch")
 def test_all_that_is_available_comes_in_micro_batches_of_the_limit(native, follow):
-    """What is committed later waits for the next query, as does what was open."""
+    """Records that commit later, or were open, wait for the next query."""
     stream = follow(maxRecordsPerBatch="7")
     native.write(30)
     with psycopg.connect(native.dsn) as open_since:
@@ -175,6 +177,17 @@ def test_the_progress_has_the_newest_offset(native, follow):
     (source,) = query.lastProgress["sources"]
     ids = [max(row[0] for row in json.loads(source[each])["seen"]["rows"]) for each in ("endOffset", "latestOffset")]
     assert ids == [30, 30]
+
+
+@pytest.mark.skipif(not HAS_TARGETS, reason="as above")
+def test_the_newest_offset_of_a_query_that_is_not_behind_costs_no_statement(native):
+    reader = stream_reader_class()({"dsn": native.dsn}, read_schema({"dsn": native.dsn}))
+    native.write(3)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader.stop()
+    native.connection.execute(END_OTHERS)
+    native.connection.execute("ALTER TABLE outbox RENAME TO gone")  # a statement on it would fail
+    assert reader.reportLatestOffset() == end
 
 
 def test_a_stream_from_now_on_skips_what_was_there_and_nothing_else(native, follow):

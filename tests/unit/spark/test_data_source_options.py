@@ -1,13 +1,17 @@
 """The options of `format("outbox")`: read as a user writes them, and refused before anything is asked of a server."""
 
+import importlib
 import json
+import sys
 from decimal import Decimal
 from uuid import UUID
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 from harvest_lib.errors import ConfigError, OutboxTableError
+from harvest_lib.spark.data_source.versions import require_tested
 from harvest_lib.spark.data_source.write_options import WriteOptions, options_named
 from harvest_lib.spark.outbox_sink import BatchId, Fixed
 from harvest_lib.spark.sink.copying import copy_text
@@ -109,3 +113,17 @@ def test_rows_of_a_later_run_are_not_dead_and_those_of_a_week_ago_are():
     week = 7 * 24 * 3_600_000
     assert values["run"] == str(run)
     assert values["oldest"].int >> 80 == 1_800_000_000_000 - week
+
+
+@pytest.mark.parametrize("version", ["4.0.2", "4.1.3", "4.2.0", "4.3.1", "4.3.0.dev1"])
+def test_a_tested_version_of_spark_is_accepted(version):
+    require_tested(version)
+
+
+@pytest.mark.parametrize("version", ["3.5.7", "4.4.0", "5.0.0", "dev"])
+def test_another_version_of_spark_is_refused_before_anything_of_it_is_imported(version, monkeypatch):
+    monkeypatch.setattr(pyspark, "__version__", version)
+    monkeypatch.delitem(sys.modules, "harvest_lib.spark.data_source")
+    with pytest.raises(ConfigError, match=f"not tested with Spark {version}") as refused:
+        importlib.import_module("harvest_lib.spark.data_source")
+    assert "use Spark 4.0 to 4.3" in refused.value.next_step
