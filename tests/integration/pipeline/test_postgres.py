@@ -1,5 +1,6 @@
 """The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, what writing refuses."""
 
+import time
 from contextlib import closing, suppress
 from decimal import Decimal
 
@@ -11,7 +12,7 @@ from support.pipeline_ends import collect, following, opened, quick, taken
 from support.waiting import eventually
 
 from harvest_lib.pipeline.adaptors import writing
-from harvest_lib.pipeline.adaptors.postgres.replication import Replication
+from harvest_lib.pipeline.adaptors.postgres.replication import Change, Replication
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotWatch
 from harvest_lib.pipeline.message import Mode, Op
 
@@ -412,6 +413,34 @@ def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source)
     with closing(Replication(make_conninfo(source.dsn, options="-c wal_sender_timeout=1s"), {})) as replication:
         replication.ask("SHOW wal_sender_timeout")
         assert replication.answer(60) == [("0",)]
+
+
+@pytest.mark.full
+def test_a_change_stream_that_is_not_read_for_long_goes_on(source):
+    """The server's side of the connection had a `tcp_user_timeout` of 10 s: what is sent stays unread for longer."""
+    run, slot = source.connection.execute, source.slot
+    run("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    run("CREATE PUBLICATION unread FOR TABLE t")
+    run("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 40000) AS g")
+    with closing(Replication(source.dsn, {})) as replication:
+        replication.follow(slot, "unread", "0/0")
+        assert replication.answer(60) == []
+        time.sleep(25)
+        received = 0
+        while received < 40_000:
+            received += isinstance(message := replication.receive(60), Change) and message.payload[:1] == b"I"
+
+
+@pytest.mark.full
+def test_a_copy_that_is_not_read_for_long_goes_on(source, reader):
+    source.connection.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 40000) AS g")
+    batches = reader(batch_rows=100).read({})
+    next(batch for batch in batches if any(each.op is Op.INSERT for each in batch))
+    time.sleep(25)
+    copied = 100
+    while copied < 40_000:
+        copied += sum(each.op is Op.INSERT for each in next(batches))
+    assert copied == 40_000
 
 
 def test_what_the_server_keeps_for_the_slot_is_known_while_the_reader_waits(source, reader):

@@ -5,9 +5,10 @@ longer than its timeout: the caller calls `answer` or `receive` again for a late
 
 Promises
 - Only positions that were passed to `confirm` are reported to the server as stored.
-- `receive` answers the server's keepalive requests. `wal_sender_timeout` is switched off: with a timeout, the server
-  would disconnect a reader that writes a transaction for longer than the timeout, and then send the transaction from
-  its start, again and again. TCP keepalives let the server detect a reader whose host is gone.
+- `receive` answers the server's keepalive requests. `wal_sender_timeout` and `tcp_user_timeout` are switched off: with
+  a timeout, the server would disconnect a reader that writes a transaction for longer than the timeout, and then send
+  the transaction from its start, again and again. TCP keepalives let the server detect a reader whose host is gone; if
+  data was on the way to that host, the server needs as long as its kernel repeats segments, about 15 minutes.
 """
 
 import selectors
@@ -31,6 +32,7 @@ _STATUS = struct.Struct(">cQQQqB")
 
 _PATIENCE = {
     "wal_sender_timeout": "0",
+    "tcp_user_timeout": "0",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
