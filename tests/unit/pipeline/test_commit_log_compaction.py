@@ -1,10 +1,13 @@
 """Compaction: what survives, that it happens at one moment, and that nobody has to wait for it."""
 
+import tracemalloc
+
 import pytest
 from support.log_format import decode
 
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.files import log_path
+from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES
 from harvest_lib.pipeline.offset_log import OffsetLog
 
 pytestmark = pytest.mark.quick
@@ -30,6 +33,25 @@ def appended(log, keys):
 
 def found(log):
     return [(entry.offset, entry.key.decode()) for entry in log.read(0)]
+
+
+def test_entries_that_remain_are_not_held_in_memory_together(folder):
+    """A segment may have 1 GB, and a pipeline 256 MB."""
+    size, entries = 100_000, 200
+    with CommitLog(folder) as log:
+        log.append([(0, 1, b"again", b"x")])
+        for number in range(entries):
+            log.append([(1 + number, 1, str(number).encode(), b"x" * size)])
+        log.append([(entries + 1, 1, b"again", b"x")])
+        log.roll()
+        tracemalloc.start()
+        try:
+            log.compact(entries + 2)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert [entry.offset for entry in log.read(0)] == list(range(1, entries + 2))
+    assert peak < 16 * BLOCK_BYTES < size * entries
 
 
 def test_log_compaction(folder, tmp_path):
