@@ -119,7 +119,7 @@ def decide(
         return Wait(
             seconds=settings.stale_after_seconds - known.age_seconds,
             failures=failures_in_a_row(newest_first, settings, version),
-            reason=f"run {known.run_id}, {whose}, still sends heartbeats",
+            reason=f"run {known.run_id}, {whose}, still sends heartbeats from {known.host}, pid {known.pid}",
         )
     failures = failures_in_a_row(newest_first, settings, version)
     if failures:

@@ -143,8 +143,11 @@ def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]
     """Run a block that creates the tables. If rights are missing, raise DatabaseAccessDenied with the missing GRANT."""
     from psycopg import sql
 
+    from harvest_lib.postgres.translation import translated
+
     try:
-        yield
+        with translated():
+            yield
     except DatabaseAccessDenied as error:
         schema = sql.Identifier(outbox.parts[0] if len(outbox.parts) > 1 else "public").as_string(None)
         role = sql.Identifier(connection.info.user).as_string(None)

@@ -119,9 +119,11 @@ class Maintenance:
         self._complaint = ""
 
     def _log_error(self, error: BaseException) -> None:
-        reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
+        reason, next_step = type(error).__name__, ""
+        if isinstance(error, HarvestError):
+            reason, next_step = ": ".join(filter(None, (error.cause, error.evidence))), error.next_step
         if reason == self._complaint:  # the same error was logged already
             return
         self._complaint = reason
-        is_ours = isinstance(error, HarvestError | psycopg.Error)
-        _log.warning("segments_neglected", extra={"reason": reason}, exc_info=None if is_ours else error)
+        trace = None if isinstance(error, HarvestError | psycopg.Error) else error
+        _log.warning("segments_neglected", extra={"reason": reason, "next_step": next_step}, exc_info=trace)

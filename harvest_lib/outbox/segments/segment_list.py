@@ -74,7 +74,7 @@ def require_owner(connection: psycopg.Connection[Any], outbox: OutboxTable) -> N
     if row is not None and not row[1]:
         raise DatabaseAccessDenied(
             f"only its owner may change the segments of {outbox}",
-            evidence=f"it belongs to {row[0]!r}, and the user is {connection.info.user!r}",
+            evidence=f"the table belongs to {row[0]!r}, and the user is {connection.info.user!r}",
             next_step=f"run `harvest segments` as {row[0]!r}, from cron: HARVEST_DSN names another user",
         )
 

@@ -74,6 +74,14 @@ def give(owner, command, name, table="outbox"):
     owner.execute(command("grants", "postgres", *options, table=table).encode())
 
 
+def test_a_role_that_may_not_create_learns_who_may(owner, granted, command, monkeypatch):
+    owner.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    monkeypatch.setenv("HARVEST_DSN", granted)
+    done = CliRunner().invoke(app, ["init", "--dagster"])
+    assert isinstance(done.exception, DatabaseAccessDenied)
+    assert "run this as the owner of the schema (HARVEST_DSN names another user)" in done.exception.next_step
+
+
 @pytest.mark.parametrize("schema", [None, "My App"])
 def test_the_commands_that_the_error_names_are_enough(owner, command, name, granted, schema):
     owner.execute('REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "My App"')

@@ -37,7 +37,10 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
             eventually(lambda number=number: len(rounds) == number, "it looked after them")
             stopping.set()
             eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()))
-    assert [record.reason for record in caplog.records] == ["not the owner", "the disk is full", "not the owner"]
+    assert [record.reason.removeprefix("segments cannot be made: ") for record in caplog.records] == [
+        *("not the owner", "the disk is full", "not the owner")
+    ]
+    assert {record.next_step for record in caplog.records} == {"be the owner"}
 
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit, GeneratorExit])
