@@ -31,6 +31,7 @@ MADE_FROM = $(CURDIR) $(PYTHON) $(EXTRAS)
 WORKERS ?= 2
 # Tests of the gate, and those that kill and freeze, wait for half of the time.
 GATE_WORKERS ?= 4
+TIERS ?= quick
 RUN = $(BIN)/python -m tests.run --workers
 # Not by the variable itself, which `make -n` runs.
 BESIDE := $(MAKE) --no-print-directory lint audit
@@ -63,9 +64,9 @@ demo-spark: setup  ## orders go from files through Spark, outbox and topic into 
 	@$(BIN)/python -m infra.demo_spark
 
 test: setup  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
-	@$(RUN) $(WORKERS) quick --beside "$(BESIDE)"
+	@$(RUN) $(WORKERS) $(TIERS) --beside "$(BESIDE)"
 
-test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test test-gate`
+test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test` with both tiers
 	@$(RUN) $(GATE_WORKERS) gate
 
 test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
