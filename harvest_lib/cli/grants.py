@@ -52,6 +52,13 @@ def postgres(
         ),
     ] = None,
     dagster: Annotated[bool, typer.Option("--dagster", help="The harvester runs, and audits, in Dagster.")] = False,
+    spark_writer: Annotated[
+        list[str] | None, typer.Option("--spark-writer", help="Role of a writer by Spark; may be repeated.")
+    ] = None,
+    spark_table: Annotated[
+        list[str] | None,
+        typer.Option("--spark-table", help="A business table that the writers by Spark fill; may be repeated."),
+    ] = None,
 ) -> None:
     """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
 
@@ -68,9 +75,12 @@ def postgres(
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
 
       harvest grants postgres -f harvest.yaml --dagster | psql -U owner shop
+
+      harvest grants postgres -f harvest.yaml --spark-writer nightly --spark-table orders | psql -U owner shop
     """
     from harvest_lib.grants import Grants
     from harvest_lib.grants.dagster import dagster_script
+    from harvest_lib.grants.spark import spark_script
     from harvest_lib.harvester.assembly.choices import reads_table
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
@@ -79,13 +89,14 @@ def postgres(
     if source is not None:
         harvest = harvest.model_copy(update={"source": source})
     outbox = OutboxTable.parse(table or harvest.outbox_table)
+    writers = [*(writer or ([] if spark_writer else ["writer"])), *(spark_writer or [])]
     grants = Grants(
         outbox=outbox,
         mode=reading_mode(harvest, outbox),
         harvester=harvester,
         reader=reader,
         operator=operator,
-        writers=_writer_topics(writer or ["writer"], allow or [], harvester, reader, operator),
+        writers=_writer_topics(writers, allow or [], harvester, reader, operator),
         subscriptions=subscriptions or [],
         has_column_mapping=harvest.columns is not None,
     )
@@ -98,6 +109,8 @@ def postgres(
     typer.echo(grants.script(), nl=False)
     if dagster and harvester:
         typer.echo(dagster_script(outbox, harvester), nl=False)
+    for role in spark_writer or ():
+        typer.echo(spark_script(outbox, role, list(map(OutboxTable.parse, spark_table or ()))), nl=False)
 
 
 @app.command()

@@ -47,6 +47,13 @@ def init(
     dagster: Annotated[
         bool, typer.Option("--dagster", help="Also create the tables of Dagster's runs and audits.")
     ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Also create the schema and the ledgers of writers by Spark.")
+    ] = False,
+    spark_table: Annotated[
+        list[str] | None,
+        typer.Option("--spark-table", help="A business table that Spark fills; may be repeated."),
+    ] = None,
 ) -> None:
     """Create the outbox table and its companion tables if they do not exist.
 
@@ -68,12 +75,15 @@ def init(
 
       harvest init -f harvest.yaml --dagster
 
+      harvest init -f harvest.yaml --spark --spark-table orders
+
       harvest init --print > migrations/0001_outbox.sql
     """
     from harvest_lib.audit.result_queries import CREATE_TABLES
     from harvest_lib.audit.results import prepare
     from harvest_lib.outbox import NativeTable, OutboxTable
     from harvest_lib.outbox.daemons import create_daemons, create_daemons_statement, daemons_table
+    from harvest_lib.outbox.spark_tables import create_spark_tables, ledger_of, spark_statements
 
     define = partial(NativeTable, value_type=value_type, segment_size=segment_size, has_checks=checks is not False)
     if print_:
@@ -84,12 +94,19 @@ def init(
         if dagster:
             typer.echo(f"{create_daemons_statement(outbox).as_string(None)};\n")
             typer.echo(CREATE_TABLES.strip())
+        if spark or spark_table:
+            for statement in spark_statements([outbox, *map(OutboxTable.parse, spark_table or ())]):
+                typer.echo(f"{statement.as_string(None)};\n")
         return
     with open_outbox(config, table) as (configured, outbox, connection):
         if dagster:
             with _creating(connection, outbox), _said_created(connection, [daemons_table(outbox)]):
                 create_daemons(connection, outbox)
             prepare(connection)
+        if spark or spark_table:
+            filled = [outbox, *map(OutboxTable.parse, spark_table or ())]
+            with _creating(connection, outbox), _said_created(connection, list(map(ledger_of, filled))):
+                create_spark_tables(connection, filled)
         if configured.columns is not None:
             _create_beside_mapped(connection, outbox, configured.columns)
             return

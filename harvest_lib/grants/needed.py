@@ -29,10 +29,15 @@ FROM found
 
 @contextmanager
 def creating(
-    connection: psycopg.Connection[Any], what: str, table: sql.Identifier, *, makes_schema: bool = False
+    connection: psycopg.Connection[Any],
+    what: str,
+    table: sql.Identifier,
+    *,
+    makes_schema: bool = False,
+    commands: str = "",
 ) -> Iterator[None]:
     """Run a block that creates a table, and its schema if `makes_schema`. If rights are missing, raise
-    DatabaseAccessDenied with the GRANT statements.
+    DatabaseAccessDenied with the GRANT statements, or with `commands` if there are any.
 
     The block must end its transaction before it raises.
     """
@@ -45,7 +50,7 @@ def creating(
             row = connection.execute(_LACKING, values).fetchone()
         if row is None or not row[0]:
             raise
-        raise _denied(connection, f"make {what}", "; ".join(row[0]), error) from error
+        raise _denied(connection, f"make {what}", commands or "; ".join(row[0]), error) from error
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def sink(
         if through == "driver":
             report = copy_batch(frame, batch_id, connection=connection, plan=plan)
         else:
-            target = jdbc_target(connection, tables)
+            target = jdbc_target(connection, plan.tables)
             report = load_batch(frame, batch_id, connection=connection, target=target, plan=plan)
     if report.status == "empty" and not allow_empty:
         raise EmptyBatch(
@@ -133,7 +133,10 @@ def _arguments() -> Parser:
     add("--schema", help="columns and types as Spark spells them: 'id BIGINT, at TIMESTAMP' (default: found out)")
     parser.add_target()
     add("--batch-id", required=True, help="a name of the input; the same id is never promoted twice")
-    add("--topic", required=True, help="Kafka topic of the records")
+    topic = parser.add_mutually_exclusive_group(required=True)
+    topic.add_argument("--topic", help="Kafka topic of the records")
+    topic.add_argument("--topic-column", help="column with each record's topic")
+    add("--create-time-column", help="column with the records' times (default: the time of the write)")
     add("--key", required=True, action="append", help="column of the key; of several, joined by a colon")
     add("--value", action="append", help="column of the value; of several, a JSON object (default: of all columns)")
     add("--header", action="append", default=[], metavar="NAME=COLUMN", help="a header from a column")
@@ -185,6 +188,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     options = _arguments().parse_args(arguments)
     records = Records(
         topic=options.topic,
+        topic_column=options.topic_column,
+        create_time_column=options.create_time_column,
         key=_one_or_several(options.key),
         value=_one_or_several(options.value) if options.value else None,
         headers=_headers(options),

@@ -28,11 +28,14 @@ OPTIONS: Mapping[str, str] = {
     "table": "the business table that takes the rows too; must exist (default: none)",
     "batchColumn": "a column of that table that takes the batch's id",
     "topic": "Kafka topic of the records",
+    "topicColumn": "instead of topic: the column with each record's topic",
     "key": "columns of the key, commas between them; their texts are joined by a colon",
     "value": "a column as it is, or several as a JSON object (default: all columns)",
     "orderBy": "columns that order the records (default: as they stand)",
     "headers": 'JSON object of headers from columns: {"event-id": "order_id"}',
     "fixedHeaders": 'JSON object of headers that are always the same: {"event-type": "order-placed"}',
+    "headersColumn": "a column of further headers: map<string,string>, or array<struct<key,value>>",
+    "createTimeColumn": "a column with the records' times (default: the time of the write)",
     "batchHeader": "name of a header that takes the batch's id",
     "stream": "a stream: the name that its micro-batches have in the ledger",
     "batchId": "a batch: a name of its contents; the same id is never promoted twice",
@@ -66,7 +69,7 @@ class WriteOptions:
         given = {name.lower(): value for name, value in options.items()}
         _check_names(given, streaming=streaming)
         dsn = dsn_of(given)
-        for name in ("topic", "key"):
+        for name in ("key",) if given.get("topiccolumn") else ("topic", "key"):
             if not given.get(name):
                 raise ConfigError(f"the option {name} is missing", field=name, next_step=OPTIONS[name])
         value = _columns(given, "value")
@@ -77,9 +80,12 @@ class WriteOptions:
             table=given.get("table"),
             batch_column=given.get("batchcolumn"),
             records=Records(
-                topic=given["topic"],
-                key=_columns(given, "key"),
-                value=value[0] if len(value) == 1 else value or None,
+                topic=given.get("topic") or None,
+                topic_column=given.get("topiccolumn") or None,
+                headers_column=given.get("headerscolumn") or None,
+                create_time_column=given.get("createtimecolumn") or None,
+                key=_one_or_several(_columns(given, "key")),
+                value=_one_or_several(value) or None,
                 headers=_headers(given),
                 order_by=_columns(given, "orderBy"),
             ),
@@ -113,7 +119,8 @@ def options_named() -> Iterator[None]:
 
 def _option(found: re.Match[str]) -> str:
     first, *more = found.group(1).split("-")
-    return first + "".join(map(str.capitalize, more))
+    name = first + "".join(map(str.capitalize, more))
+    return name if name in OPTIONS or name == "header" else found.group()  # an option of `harvest`
 
 
 def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
@@ -172,6 +179,10 @@ def _columns(given: Mapping[str, str], option: str) -> list[str]:
         return [part.strip() for part in text.split(",") if part.strip()]
     columns: list[str] = _json(text, option, list)
     return columns
+
+
+def _one_or_several(columns: list[str]) -> str | list[str]:
+    return columns[0] if len(columns) == 1 else columns
 
 
 def _headers(given: Mapping[str, str]) -> dict[str, HeaderSource]:

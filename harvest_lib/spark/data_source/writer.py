@@ -67,7 +67,8 @@ class _Writer:
                     field="outputMode" if streaming else "mode",
                     next_step='write .outputMode("append")' if streaming else 'write .mode("append")',
                 )
-            shape = [(each.staged, each.type) for each in staged_columns(schema)]
+            columns = staged_columns(schema, by_copy=True, headers_column=self.options.records.headers_column)
+            shape = [(each.staged, each.type) for each in columns]
             tables = Tables.named(
                 business=self.options.table,
                 outbox=self.options.outbox,
@@ -80,7 +81,9 @@ class _Writer:
 
     def _plan(self, connection: psycopg.Connection, tables: Tables, schema: spark.StructType) -> None:
         options = self.options
-        self.plan = checked_plan(connection, tables, options.records, schema, batch_column=options.batch_column)
+        self.plan = checked_plan(
+            connection, tables, options.records, schema, batch_column=options.batch_column, by_copy=True
+        )
         self._dsn = conninfo_of(connection, options.conninfo())
         if not options.dry_run:
             make_tables(connection, self.plan)
@@ -192,10 +195,12 @@ def described(plan: WritePlan, label: str) -> str:
     lines = {
         "write": label,
         "outbox": tables.outbox.as_string(None),
-        "topic": records.topic,
+        "topic": records.topic or f"column {records.topic_column}",
         "key": ", ".join(records.key_columns),
         "value": value,
         "headers": ", ".join(f"{name}: {_source(each)}" for name, each in records.headers.items()) or "none",
+        "headers of": records.headers_column or "no column",
+        "create time": records.create_time_column or "of the write",
         "order": ", ".join(records.order_by) or "as the frame stands",
         "table": tables.business.as_string(None) if tables.business else "none",
         "columns": ", ".join(f"{each.name} {plan.type_of(each.name)}" for each in plan.columns),

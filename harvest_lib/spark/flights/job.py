@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import DataFrame
 
+from harvest_lib.outbox.spark_tables import LOCK_DDL
 from harvest_lib.spark.command import Parser, tell
 from harvest_lib.spark.flights.source import (
     AIRCRAFT,
@@ -98,7 +99,7 @@ def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Rec
     OutboxTableError."""
     check_outbox(connection, tables)
     with postgres_errors("creating the job's tables"), connection.transaction():
-        connection.execute(queries.LOCK_DDL)
+        connection.execute(LOCK_DDL)
         connection.execute(tables.fill(queries.as_sql(CREATE_FLIGHTS)))
     plan = checked_plan(connection, tables, records, SCHEMA, batch_column="batch")
     make_tables(connection, plan)
@@ -120,7 +121,7 @@ def opened(job: LoadOptions) -> Iterator[Flights]:
         file = unpack(source, folder=work_folder)
         with connect(job.dsn) as connection:
             plan = prepare_flights(connection, tables, records)
-            target = jdbc_target(connection, tables)
+            target = jdbc_target(connection, plan.tables)
             with spark_session(jars=jars, work_folder=work_folder) as spark:
                 yield Flights(
                     rows=read_flights(spark, file),

@@ -4,7 +4,7 @@ The transaction's id is the id of the task's attempt, and the task's commit mess
 is repeated or runs twice leaves rows under attempt ids that no commit message contains.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,15 +12,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from harvest_lib.postgres.database import lift_timeouts
 from harvest_lib.spark.errors import PromotionRefused
 from harvest_lib.spark.sink import queries
 from harvest_lib.spark.sink.content import nul_evidence
 from harvest_lib.spark.sink.database import connect, postgres_errors
+from harvest_lib.spark.sink.nested import header_texts, json_texts
 from harvest_lib.spark.sink.plan import WritePlan
-from harvest_lib.spark.sink.promotion import rows_refused
+from harvest_lib.spark.sink.promotion import fault, rows_refused
+from harvest_lib.spark.sink.records import KEY_SEPARATOR
 from harvest_lib.spark.sink.staging_tables import Staged
 
 _TEXT = pa.large_string()  # a batch may be longer than 2 GiB
+_AS_TEXT = {"text", "smallint", "integer", "bigint"}
+"""Types whose values have the same text in Arrow and Postgres."""
+_CARRIED: Mapping[str, Callable[[pa.Array], pa.Array]] = {
+    "column": lambda column: column,
+    "json": json_texts,
+    "headers": header_texts,
+}
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 
@@ -48,11 +58,13 @@ def copy_batches(
     columns = sql.SQL(", ").join(sql.Identifier(each.staged) for each in plan.columns)
     rows = 0
     with connect(dsn) as connection, postgres_errors(f"staging partition {partition}"), connection.transaction():
+        lift_timeouts(connection)  # COPY waits for Spark, which computes the partition meanwhile
         (begun,) = connection.execute(queries.BEGIN_ATTEMPT, {"batch": staged.batch, "run": staged.run})
         with connection.cursor() as cursor:
             with cursor.copy(plan.tables.fill(sql.SQL(queries.COPY_ROWS), columns=columns)) as copy:
-                for batch in chain([first], filled):
-                    if evidence := nul_evidence(_nul_counts(batch, [each.name for each in plan.columns])):
+                for given in chain([first], filled):
+                    batch, evidence = carried(given, plan)
+                    if evidence:
                         raise rows_refused(staged.batch, f"in a part of partition {partition}, {evidence}")
                     copy.write(copy_text(batch, partition=partition, first_row=rows))
                     rows += batch.num_rows
@@ -63,6 +75,52 @@ def copy_batches(
                     next_step="check that table for triggers",
                 )
     return NamedAttempt(run=staged.run, partition=partition, attempt=begun[0], rows=rows)
+
+
+def carried(batch: pa.RecordBatch, plan: WritePlan) -> tuple[pa.RecordBatch, str]:
+    """Return the batch as the staging table has it, and why its rows cannot be records; empty text if they can."""
+    columns = []
+    for each, column in zip(plan.columns, batch.columns, strict=True):
+        try:
+            columns.append(_CARRIED[each.content](column))
+        except (ValueError, OverflowError) as error:
+            what = "the headers" if each.content == "headers" else "a value"
+            return batch, f"{what} in {each.name!r} cannot be written: {error}"
+    made = pa.RecordBatch.from_arrays(columns, names=[each.name for each in plan.columns])
+    evidence = nul_evidence(_nul_counts(made, plan.names))
+    return made, evidence or _text_evidence(made, plan) or _limit_evidence(made, plan)
+
+
+def _text_evidence(batch: pa.RecordBatch, plan: WritePlan) -> str:
+    """Return which of key and value has bytes that are no text."""
+    records, values_are_bytes = plan.records, plan.outbox["kafka_value"].type == "bytea"
+    for name in (records.key, None if values_are_bytes else records.value):
+        if isinstance(name, str) and name in plan.names and plan.type_of(name) == "bytea":
+            try:
+                texts = batch.column(plan.names.index(name)).cast(pa.large_binary()).cast(_TEXT)
+            except pa.ArrowInvalid:
+                return f"{name!r} has bytes that are no UTF-8, and is written as text"
+            if pc.any(pc.match_substring(texts, "\0")).as_py():
+                return f"{name!r} has a NUL character, and is written as text"
+    return ""
+
+
+def _limit_evidence(batch: pa.RecordBatch, plan: WritePlan) -> str:
+    """Return which key or value is null or too long, as far as the frame shows it: of columns that Postgres does not
+    convert. The promotion finds the others."""
+
+    def shown(names: Sequence[str]) -> list[pa.Array] | None:
+        if any(name not in plan.names or plan.type_of(name) not in _AS_TEXT for name in names):
+            return None
+        return [batch.column(plan.names.index(name)).cast(_TEXT) for name in names]
+
+    keyless, longest_key, longest_value = 0, None, None
+    if keys := shown(plan.records.key_columns):
+        key = pc.binary_join_element_wise(*keys, pa.scalar(KEY_SEPARATOR, _TEXT))
+        keyless, longest_key = key.null_count, pc.max(pc.utf8_length(key)).as_py()
+    if isinstance(plan.records.value, str) and (values := shown([plan.records.value])):
+        longest_value = pc.max(pc.utf8_length(values[0])).as_py()
+    return fault(plan, keyless, longest_key, longest_value)
 
 
 def _nul_counts(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, int]:
@@ -95,6 +153,8 @@ def _texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp("us", "UTC"))  # the instant is the same
+    if pa.types.is_duration(kind):
+        column = pa.array(map(_clock, column.cast(pa.duration("us")).cast(pa.int64()).to_pylist()), _TEXT)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         column = pa.array([_array(each) for each in _elements(column)], _TEXT)
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -104,6 +164,15 @@ def _texts(column: pa.Array) -> pa.Array:
         for sign, escaped in _ESCAPES:
             text = pc.replace_substring(text, sign, escaped)
     return pc.fill_null(text, "\\N")
+
+
+def _clock(microseconds: int | None) -> str | None:
+    """Return a duration as `-26:03:04.500000`. Before Postgres 15 a number of microseconds had 32 bits."""
+    if microseconds is None:
+        return None
+    seconds, fraction = divmod(abs(microseconds), 1_000_000)
+    minutes, hours = seconds // 60 % 60, seconds // 3600
+    return f"{'-' if microseconds < 0 else ''}{hours}:{minutes:02}:{seconds % 60:02}.{fraction:06}"
 
 
 def _elements(column: pa.Array) -> Iterable[list[str | None] | None]:

@@ -1,9 +1,10 @@
 """Postgres for the jobs: connections, the names of tables, the target of JDBC, and the translation of errors."""
 
+import hashlib
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from psycopg.rows import class_row
 
 from harvest_lib.conninfo import parameters_of
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.outbox.spark_tables import LEDGER_SUFFIX, STAGING_SCHEMA
 from harvest_lib.postgres.database import open_session
 from harvest_lib.postgres.table_names import is_no_table, name_parts
 from harvest_lib.spark.sink import queries
@@ -82,7 +84,7 @@ class Tables:
             business=None if business is None else _identifier(business, option="--table"),
             outbox=_identifier(outbox, option="--outbox"),
             staging=_identifier(beside, "_staging" + (f"_{columns}" if columns else ""), option=option),
-            ledger=_identifier(beside, "_batches", option=option),
+            ledger=_identifier(beside, LEDGER_SUFFIX, option=option),
             hashes_rows=bool(columns),
         )
 
@@ -90,6 +92,20 @@ class Tables:
         """Return the statement with its braces filled by the names of the tables, and by `more`."""
         business = self.business or sql.SQL("")
         return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
+
+
+def staged_apart(connection: psycopg.Connection, tables: Tables) -> Tables:
+    """Return the tables with the staging table in the schema of staging tables, if the database has that schema.
+
+    The name has a digest of the role, which owns the table, and of the table that is filled. Raises DatabaseError.
+    """
+    with postgres_errors("looking for the schema of staging tables"):
+        row = connection.execute(queries.STAGES_APART, {"schema": STAGING_SCHEMA}).fetchone()
+    if row is None:
+        return tables
+    name = tables.staging.as_string(None)
+    digest = hashlib.sha256(repr((name, row[0])).encode()).hexdigest()[:16]
+    return replace(tables, staging=sql.Identifier(STAGING_SCHEMA, f"staging_{digest}"))
 
 
 def _identifier(text: str, suffix: str = "", *, option: str) -> sql.Identifier:
@@ -175,7 +191,10 @@ def postgres_errors(doing: str) -> Iterator[None]:
         evidence = error.diag.message_primary or " ".join(str(error).split())
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             raise DatabaseAccessDenied(
-                f"Postgres refused {doing}", evidence=evidence, next_step="grant the user what the message names"
+                f"Postgres refused {doing}",
+                evidence=evidence,
+                next_step="grant the user what the message names; `harvest grants postgres --spark-writer ROLE` prints "
+                "all that a writer needs",
             ) from error
         if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST):
             raise DatabaseUnavailable(

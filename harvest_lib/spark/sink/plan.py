@@ -14,8 +14,16 @@ from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.grants.needed import creating
+from harvest_lib.outbox.spark_tables import CREATE_LEDGER, LOCK_DDL
 from harvest_lib.spark.sink import queries
-from harvest_lib.spark.sink.database import TableColumn, Tables, columns_of, place_of, postgres_errors
+from harvest_lib.spark.sink.database import (
+    TableColumn,
+    Tables,
+    columns_of,
+    place_of,
+    postgres_errors,
+    staged_apart,
+)
 from harvest_lib.spark.sink.queries import as_sql
 from harvest_lib.spark.sink.records import Records
 from harvest_lib.spark.sink.staging import BOOKKEEPING, StagedColumn, staged_columns
@@ -30,6 +38,12 @@ _OUTBOX_COLUMNS = (
     "kafka_header_keys",
     "kafka_header_values",
     "leader_id",
+)
+
+
+_COMMANDS = (
+    "`harvest init --spark`, then run the output of `harvest grants postgres --spark-writer ROLE`, both with "
+    "`--spark-table` for each business table"
 )
 
 
@@ -69,12 +83,14 @@ def checked_plan(
     schema: spark.StructType,
     *,
     batch_column: str | None = None,
+    by_copy: bool = False,
 ) -> WritePlan:
     """Check everything and return the plan; change nothing. Raises ConfigError or OutboxTableError."""
+    tables = staged_apart(connection, tables)
     plan = WritePlan(
         tables=tables,
         records=records,
-        columns=staged_columns(schema),
+        columns=staged_columns(schema, by_copy=by_copy, headers_column=records.headers_column),
         business=_business(connection, tables),
         outbox=check_outbox(connection, tables),
         batch_column=batch_column,
@@ -91,11 +107,11 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
     run still uses.
     """
     tables = plan.tables
-    named = creating(connection, "the sink's tables", tables.staging)
+    named = creating(connection, "the sink's tables", tables.staging, commands=_COMMANDS)
     with named, postgres_errors("making the sink's tables"), connection.transaction():
-        connection.execute(queries.LOCK_DDL)
+        connection.execute(LOCK_DDL)
         if place_of(connection, tables.ledger) is None:  # IF NOT EXISTS alone would require the privilege to create
-            connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
+            connection.execute(tables.fill(sql.SQL(CREATE_LEDGER)))
         if not staging or _staging_fits(connection, plan):
             return
         columns = sql.SQL(", ").join(
@@ -143,6 +159,9 @@ def _check_columns(plan: WritePlan) -> None:
     for name in plan.records.order_by:
         if name not in frame:
             raise _lacks(name, "--order-by", frame)
+    for name, option in plan.records.row_columns.items():
+        if name not in frame:
+            raise _lacks(name, option, frame)
     if not plan.business:
         if plan.batch_column is not None:
             raise ConfigError(
@@ -206,15 +225,50 @@ def _check_types(connection: psycopg.Connection, plan: WritePlan) -> None:
             field=wrong[0][0],
             next_step="cast it in the frame",
         )
-    used = plan.records.columns(plan.names)
-    as_bytes = {name: option for name, option in used.items() if plan.type_of(name) == "bytea"}
-    if isinstance(plan.records.value, str) and plan.outbox["kafka_value"].type == "bytea":
-        as_bytes.pop(plan.records.value, None)
-    for name, option in as_bytes.items():
+    _check_used(plan)
+
+
+def _check_used(plan: WritePlan) -> None:
+    """Check the types of the columns that records are made of. Each use of a column is judged by itself."""
+    records = plan.records
+    is_key, is_value = isinstance(records.key, str), isinstance(records.value, str)
+    uses = [(name, "--key", is_key) for name in records.key_columns]
+    uses += [(name, "--value", is_value) for name in records.value_columns(plan.names)]
+    uses += [(name, "--header", False) for name in records.headers.values() if isinstance(name, str)]
+    uses += [(name, "--order-by", True) for name in records.order_by]
+    uses += [(name, option, False) for name, option in records.row_columns.items() if name != records.headers_column]
+    content = {each.name: each.content for each in plan.columns}
+    for name, option, takes_bytes in uses:
+        if content.get(name) == "headers":
+            raise ConfigError(
+                f"column {name!r} holds the records' headers, and nothing else",
+                field=option,
+                next_step="copy the column in the frame, or leave it out there",
+            )
+        if content.get(name) == "json" and option != "--value":
+            raise ConfigError(
+                f"column {name!r} is a map, a struct, a variant or an array of them, which belongs into the value",
+                field=option,
+                next_step="name a column of the frame with a number or a text",
+            )
+        if plan.type_of(name) == "bytea" and not takes_bytes:
+            raise ConfigError(
+                f"column {name!r} holds bytes, and text is needed",
+                field=option,
+                next_step="decode it in the frame (base64, hex, decode), or make it the only column of key or value",
+            )
+    if records.headers_column is not None and records.headers_column in plan.business:
         raise ConfigError(
-            f"column {name!r} holds bytes, and text is needed",
-            field=option,
-            next_step="decode it in the frame (base64, hex, decode), or use an outbox whose values are BYTEA",
+            f"column {records.headers_column!r} holds the records' headers, and the business table has it too",
+            field="--headers-column",
+            next_step="rename it in the frame",
+        )
+    at = records.create_time_column
+    if at is not None and (not plan.type_of(at).startswith("timestamp") or plan.type_of(at).endswith("[]")):
+        raise ConfigError(
+            f"column {at!r} is {plan.type_of(at)}, and holds the records' times",
+            field="--create-time-column",
+            next_step="cast it to a timestamp in the frame",
         )
 
 

@@ -29,12 +29,13 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from harvest_lib.errors import DatabaseError, RecordError
+from harvest_lib.record import TOPIC_MAX_CHARS
 from harvest_lib.spark.errors import BatchConflict, PromotionRefused
 from harvest_lib.spark.sink import queries
 from harvest_lib.spark.sink.content import Content
 from harvest_lib.spark.sink.database import Tables, postgres_errors
 from harvest_lib.spark.sink.staging_tables import Staged, _empty_staging, clear_staging, end_writers
-from harvest_lib.spark.sink.statement import Attempt, faults, promotion
+from harvest_lib.spark.sink.statement import Attempt, faults, illegal_topics, promotion
 
 if TYPE_CHECKING:
     from harvest_lib.spark.sink.plan import WritePlan
@@ -164,9 +165,21 @@ def _chosen(connection: psycopg.Connection, batch: str, *, staged: Staged, table
 def _insert(
     connection: psycopg.Connection, batch: str, *, run: str, plan: "WritePlan", chosen: list[Attempt]
 ) -> tuple[int, int | None]:
+    if plan.records.topic_column is not None:
+        illegal = connection.execute(illegal_topics(plan, run=run, attempts=chosen)).fetchall()
+        if illegal:
+            raise rows_refused(
+                batch,
+                "; ".join(
+                    f"{rows} rows have {'null' if topic is None else repr(topic[:TOPIC_MAX_CHARS])} as topic"
+                    for topic, rows in illegal
+                ),
+            )
     try:
         with connection.transaction():  # a savepoint: after an error the faulty rows can still be queried
             done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
+    except (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter) as error:
+        raise rows_refused(batch, f"bytes of key or value are no text: {error.diag.message_primary}") from error
     except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
         found = connection.execute(faults(plan, run=run, attempts=chosen)).fetchone()
         evidence = fault(plan, *(found or (0, None, None)))

@@ -31,16 +31,6 @@ DROP_STAGING: LiteralString = "DROP TABLE {staging}"
 # Without this lock a task could commit rows between the check and the drop.
 LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
 
-CREATE_LEDGER: LiteralString = """
-CREATE TABLE IF NOT EXISTS {ledger} (
-    batch        text PRIMARY KEY,
-    rows         bigint NOT NULL,
-    content_hash text NOT NULL,
-    run          text NOT NULL,
-    promoted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-)
-"""
-
 PLACE_OF = """
 SELECT c.oid::bigint, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(%(table)s)
@@ -82,8 +72,7 @@ WHERE g <> w
 ORDER BY name
 """
 
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find no table, and one of the two then fails.
-LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_lib.spark ddl', 0))"
+STAGES_APART = "SELECT current_user::text FROM pg_namespace WHERE nspname = %(schema)s"
 
 # Advisory locks carry the table's oid, so that `flights` and `public.flights` are the same lock.
 TRY_LOCK_BATCH = """
@@ -128,6 +117,7 @@ ONE_SPELLING = """
 SELECT
     set_config('TimeZone', 'UTC', true),
     set_config('DateStyle', 'ISO, YMD', true),
+    set_config('IntervalStyle', 'iso_8601', true),
     set_config('extra_float_digits', '1', true)
 """
 

@@ -30,21 +30,34 @@ class Records:
     """How rows become records. A column belongs to the frame, or to the business table if that table fills it (a serial
     id).
 
+    `topic` is the topic of all records, or `topic_column` a column of the frame with each record's topic.
     `key` is a column, or several columns whose texts are joined by a colon; a row with null in the key is refused.
     `value` is a column, taken as text (null is a tombstone), or several columns, which become a JSON object with nulls;
-    None stands for all columns of the frame. Records get their ids in the order of the columns `order_by`. Rows that
-    are equal in these columns keep the frame's order; without `order_by` all rows do. Raises ConfigError for an invalid
-    name of a topic, or if there is no key.
+    None stands for all columns of the frame but `topic_column` and `headers_column`. Bytes in a single column of key or
+    value are read as UTF-8, if the outbox has text. `headers_column` is a map of text to text or bytes, or an array of
+    structs of both, as Spark's Kafka source has it; its headers follow `headers`. `create_time_column` has the records'
+    times; null stands for the time of the write. Records get their ids in the order of the columns `order_by`. Rows
+    that are equal in these columns keep the frame's order; without `order_by` all rows do. Raises ConfigError for an
+    invalid name of a topic, or if there is no key, no topic, or two topics.
     """
 
-    topic: str
+    topic: str | None = None
     key: str | Sequence[str]
     value: str | Sequence[str] | None = None
     headers: Mapping[str, HeaderSource] = field(default_factory=dict)
     order_by: Sequence[str] = ()
+    topic_column: str | None = None
+    headers_column: str | None = None
+    create_time_column: str | None = None
 
     def __post_init__(self) -> None:
-        if not is_legal_topic(self.topic):
+        if (self.topic is None) == (self.topic_column is None):
+            raise ConfigError(
+                "no topic was named" if self.topic is None else "a topic and a column of topics were named",
+                field="--topic",
+                next_step="name one of them: the topic of all records, or the column with each record's topic",
+            )
+        if self.topic is not None and not is_legal_topic(self.topic):
             raise ConfigError(
                 f"{self.topic[:TOPIC_MAX_CHARS]!r} cannot name a Kafka topic",
                 field="--topic",
@@ -63,11 +76,21 @@ class Records:
     def value_columns(self, frame: Sequence[str]) -> tuple[str, ...]:
         """Return the columns of the value, given the frame's columns."""
         if self.value is None:
-            return tuple(frame)
+            return tuple(name for name in frame if name not in (self.topic_column, self.headers_column))
         return (self.value,) if isinstance(self.value, str) else tuple(self.value)
 
     def columns(self, frame: Sequence[str]) -> dict[str, str]:
         """Return the columns that a record is made of, each with the command's option that names it."""
         used = dict.fromkeys(self.value_columns(frame), "--value")
         used |= {source: "--header" for source in self.headers.values() if isinstance(source, str)}
-        return used | dict.fromkeys(self.key_columns, "--key")
+        return used | dict.fromkeys(self.key_columns, "--key") | self.row_columns
+
+    @property
+    def row_columns(self) -> dict[str, str]:
+        """The frame's columns with topic, headers and time of each record, each with the option that names it."""
+        named = {
+            self.topic_column: "--topic-column",
+            self.headers_column: "--headers-column",
+            self.create_time_column: "--create-time-column",
+        }
+        return {name: option for name, option in named.items() if name is not None}

@@ -27,7 +27,7 @@ _COMMA = sql.SQL(", ")
 
 _RECORDED = """
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-    SELECT clock_timestamp(), {topic}, {key}, {value}, {header_keys}, {header_values}
+    SELECT {create_time}, {topic}, {key}, {value}, {header_keys}, {header_values}
     FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 """
 
@@ -58,18 +58,27 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 """
 
 
+_ILLEGAL_TOPICS = """
+SELECT {topic}, count(*) FROM {staging} AS r
+WHERE r.run = {run} AND r.attempt = ({attempts}::text[]::xid8[])[r.partition + 1]
+  AND ({topic} IS NULL OR {topic} !~ '^[a-zA-Z0-9._-]{{1,249}}$' OR {topic} IN ('.', '..'))
+GROUP BY 1 ORDER BY 1 LIMIT 5
+"""
+
+
 def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     """Return the statement that promotes the attempts. With a business table the statement returns a single row: the
     number of records and the number of business rows."""
     chosen = _chosen(plan, run=run, attempts=attempts)
     recorded = sql.SQL(_RECORDED).format(
         outbox=plan.tables.outbox,
-        topic=sql.Literal(plan.records.topic),
+        create_time=_create_time(plan),
+        topic=_topic(plan),
         key=_key(plan),
         value=_value(plan),
         value_columns=_value_columns(plan),
-        header_keys=_texts([sql.Literal(name) for name in plan.records.headers]),
-        header_values=_texts([_header(source, batch) for source in plan.records.headers.values()]),
+        header_keys=_headers(plan, [sql.Literal(name) for name in plan.records.headers], place=1),
+        header_values=_headers(plan, [_header(source, batch) for source in plan.records.headers.values()], place=0),
     )
     if plan.tables.business is None:
         return sql.SQL(_ALONE).format(chosen=chosen, recorded=recorded)
@@ -96,6 +105,17 @@ def faults(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql
         key=_key(plan),
         value=_value(plan),
         value_columns=_value_columns(plan),
+    )
+
+
+def illegal_topics(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+    """Return the statement with the names that cannot be topics, each with its number of rows; at most five."""
+    topic = next(each.staged for each in plan.columns if each.name == plan.records.topic_column)
+    return sql.SQL(_ILLEGAL_TOPICS).format(
+        topic=_text_of(topic),
+        staging=plan.tables.staging,
+        run=sql.Literal(run),
+        attempts=sql.Literal(_by_partition(attempts)),
     )
 
 
@@ -130,7 +150,21 @@ def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
     return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]
 
 
+def _topic(plan: "WritePlan") -> sql.Composable:
+    column = plan.records.topic_column
+    return sql.Literal(plan.records.topic) if column is None else _text_of(column)
+
+
+def _create_time(plan: "WritePlan") -> sql.Composable:
+    column = plan.records.create_time_column
+    if column is None:
+        return sql.SQL("clock_timestamp()")
+    return sql.SQL("coalesce({}::timestamptz, clock_timestamp())").format(sql.Identifier("r", column))
+
+
 def _key(plan: "WritePlan") -> sql.Composable:
+    if isinstance(plan.records.key, str) and plan.type_of(plan.records.key) == "bytea":
+        return sql.SQL("convert_from({}, 'UTF8')").format(sql.Identifier("r", plan.records.key))
     parts = [_text_of(name) for name in plan.records.key_columns]
     return sql.SQL(f" || '{KEY_SEPARATOR}' || ").join(parts)
 
@@ -139,8 +173,9 @@ def _value(plan: "WritePlan") -> sql.Composable:
     as_bytes = plan.outbox["kafka_value"].type == "bytea"
     value: sql.Composable
     if isinstance(plan.records.value, str):
-        if as_bytes and plan.type_of(plan.records.value) == "bytea":
-            return sql.Identifier("r", plan.records.value)
+        if plan.type_of(plan.records.value) == "bytea":
+            column = sql.Identifier("r", plan.records.value)
+            return column if as_bytes else sql.SQL("convert_from({}, 'UTF8')").format(column)
         value = _text_of(plan.records.value)
     else:
         value = sql.SQL("row_to_json(v.*)::text")
@@ -150,7 +185,11 @@ def _value(plan: "WritePlan") -> sql.Composable:
 def _value_columns(plan: "WritePlan") -> sql.Composable:
     if isinstance(plan.records.value, str):
         return sql.SQL("")
-    return _COMMA.join(sql.Identifier("r", name) for name in plan.records.value_columns(plan.names))
+    nested = {each.name for each in plan.columns if each.content == "json"}
+    return _COMMA.join(
+        sql.SQL("{0}::json AS {1}" if name in nested else "{0}").format(sql.Identifier("r", name), sql.Identifier(name))
+        for name in plan.records.value_columns(plan.names)
+    )
 
 
 def _header(source: HeaderSource, batch: str) -> sql.Composable:
@@ -167,8 +206,14 @@ def _text_of(name: str) -> sql.Composable:
     return sql.SQL("{}::text").format(sql.Identifier("r", name))
 
 
-def _texts(parts: Sequence[sql.Composable]) -> sql.Composable:
-    return sql.SQL("ARRAY[{}]::text[]").format(_COMMA.join(parts))
+def _headers(plan: "WritePlan", declared: Sequence[sql.Composable], *, place: int) -> sql.Composable:
+    """Return the array of header names (`place` 1) or texts (0): the declared, then those of the headers' column."""
+    texts = sql.SQL("ARRAY[{}]::text[]").format(_COMMA.join(declared))
+    column = plan.records.headers_column
+    if column is None:
+        return texts
+    each = "SELECT u.e FROM unnest({}) WITH ORDINALITY AS u (e, n) WHERE u.n % 2 = {} ORDER BY u.n"
+    return sql.SQL(f"{{}} || ARRAY({each})").format(texts, sql.Identifier("r", column), sql.Literal(place))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

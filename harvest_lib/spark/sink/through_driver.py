@@ -80,6 +80,8 @@ def check(plan: WritePlan) -> None:
     """Raise ConfigError for a plan that can be written by JDBC, but not through the driver."""
     if plan.tables.business is not None:
         raise _only_jdbc("a business table", "--table")
+    for name, option in plan.records.row_columns.items():
+        raise _only_jdbc(f"a topic, headers or a time of each record ({name!r})", option)
     for name, types in _OUTBOX_TYPES.items():
         if (found := plan.outbox[name].type) not in types:
             raise _only_jdbc(f"an outbox whose {name} is {found}", "--outbox")
@@ -88,7 +90,7 @@ def check(plan: WritePlan) -> None:
     if not isinstance(plan.records.value, str):
         raise _only_jdbc("a value of several columns", "--value", "combine them with to_json(struct(...))")
     for name, option in plan.records.columns(plan.names).items():
-        types = {*_AS_TEXT, "bytea"} if option == "--value" else _AS_TEXT  # `checked_plan` has checked bytes
+        types = {*_AS_TEXT, plan.outbox["kafka_value"].type} if option == "--value" else _AS_TEXT
         if (found := plan.type_of(name)) not in types:
             raise _only_jdbc(f"a column {name!r} of type {found}", option, "cast it to a string in the frame")
     for name in plan.records.order_by:
@@ -158,7 +160,7 @@ def _computed(chunks: DataFrame, batch: str) -> Iterator[Any]:
 def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:
     """Return a frame of chunks of the COPY's data, in the order in which records get their ids."""
     records = plan.records
-    assert isinstance(records.value, str)  # noqa: S101 - it was checked
+    assert isinstance(records.value, str) and records.topic is not None  # noqa: S101, PT018 - they were checked
     parts = [part for name in records.key_columns for part in (F.lit(KEY_SEPARATOR), column(name).cast("string"))]
     key = F.concat(*parts[1:])
     headers = [

@@ -32,10 +32,9 @@ def left(database):
 @pytest.mark.parametrize(
     ("change", "options", "says"),
     [
-        (["nullif(customer, 'c3') AS customer"], {}, "14 rows have null in the key: customer"),
+        (["nullif(customer, 'c3') AS customer"], {},
+         r"in a part of partition \d, [34] rows have null in the key: customer"),
         (["repeat(customer, 60) AS customer"], {}, "the longest key has 120 characters, kafka_key takes 100"),
-        (["customer", "named_struct('a', 1) AS s"], {}, r"(?s)'s' is of type struct<a:int>.*to_json"),
-        (["customer", "map('a', 1) AS m"], {}, r"(?s)'m' is of type map<string,int>.*to_json"),
         (["customer", "encode(text, 'utf8') AS v"], {}, "(?s)'v' holds bytes.*decode it in the frame"),
         (["place"], {}, r"(?s)there is no column 'customer'.*field `key`.*name one of the frame: place"),
         (["customer"], {"orderBy": "at"}, r"(?s)there is no column 'at'.*field `orderBy`"),

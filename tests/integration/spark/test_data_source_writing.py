@@ -87,6 +87,10 @@ def test_the_programs_of_the_documentation_run(spark, database, tmp_path):
     names = {
         "spark": spark,
         "orders": orders,
+        "from_kafka": spark.sql(
+            "SELECT encode('k', 'utf-8') AS key, encode('v', 'utf-8') AS value, 'orders' AS topic, now() AS timestamp, "
+            "array(named_struct('key', 'h', 'value', encode('1', 'utf-8'))) AS headers"
+        ),
         "placed": spark.readStream.schema("customer_id string, placed_at timestamp").json(str(tmp_path / "placed")),
         "checkpoint": str(tmp_path / "checkpoint"),
         "dsn": options["dsn"],
@@ -98,6 +102,7 @@ def test_the_programs_of_the_documentation_run(spark, database, tmp_path):
     assert database.ask(
         "SELECT batch, rows FROM outbox_batches UNION SELECT batch, rows FROM orders_batches ORDER BY batch"
     ) == [
+        ("copied-2026-11-21", 1),
         ("orders-2026-11-21", 3),
         ("orders-from-files:0", 3),
     ]

@@ -55,6 +55,7 @@ def test_one_column_is_the_value_and_several_are_an_object(value, means):
         ({"batchId": "b", "stream": "s"}, False, "a batch has no option stream"),
         ({"topic": ""}, True, "the option topic is missing"),
         ({"key": ""}, True, "the option key is missing"),
+        ({"topicColumn": "topic"}, True, "a topic and a column of topics were named"),
         ({"topic": "a b"}, True, "cannot name a Kafka topic"),
         ({"oderBy": "at"}, True, r"(?s)no option 'oderby'.*write orderBy"),
         ({"path": "/x"}, True, "(?s)no option 'path'.*use dsn, password"),
