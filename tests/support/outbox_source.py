@@ -2,8 +2,12 @@
 
 import json
 
+import pyspark
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.waiting import eventually
+
+HAS_TARGETS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+"""Under `availableNow` Spark reads all that was there at the start, in as many micro-batches as that needs."""
 
 _BEGINNING = "Initializing sources"
 _NOT_STARTED = "Python worker failed to connect back"

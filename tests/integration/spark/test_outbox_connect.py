@@ -2,6 +2,7 @@
 
 import pytest
 from support.outbox_format import connected
+from support.outbox_source import HAS_TARGETS
 from support.spark import java_named
 
 from harvest_lib.spark.data_source.harvested import harvested
@@ -25,7 +26,7 @@ def test_outbox_and_topics_are_read_by_way_of_connect(
     native = make_outbox(size=10, ahead=3)
     native.write(25)
     assert ids(spark.read.format("outbox").options(dsn=native.dsn, shards="2").load()) == list(range(1, 26))
-    for taken in (10, 20, 25):
+    for taken in (25,) if HAS_TARGETS else (10, 20, 25):
         stream = spark.readStream.format("outbox").options(dsn=native.dsn, maxRecordsPerBatch="10").load()
         query = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()

@@ -3,9 +3,8 @@
 import json
 
 import psycopg
-import pyspark
 import pytest
-from support.outbox_source import Followed, without_password
+from support.outbox_source import HAS_TARGETS, Followed, without_password
 from support.waiting import eventually
 from support.writers import Writers
 
@@ -16,8 +15,6 @@ from harvest_lib.spark.data_source.read_options import read_schema
 from harvest_lib.spark.data_source.versions import stream_reader_class
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
-
-HAS_TARGETS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
 END_OTHERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
