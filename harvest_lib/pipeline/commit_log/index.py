@@ -21,7 +21,7 @@ disk. So wrong bytes before a mark are damage. Wrong bytes after the last mark m
 The module is pure: bytes in, bytes out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -88,21 +88,19 @@ def mark(length: int, offset: int) -> bytes:
     return encode(Block(0, length, offset, offset, 0, IndexRecordKind.MARK), {})
 
 
-def decode(data: bytes) -> list[IndexRecord]:
-    """Return the valid records of an index. All other bytes are skipped. `describe` detects which blocks have no
+def decode(data: bytes) -> Iterator[IndexRecord]:
+    """Yield the valid records of an index. All other bytes are skipped. `describe` detects which blocks have no
     record."""
-    records = []
     at = data.find(_MAGIC)
     while at >= 0:
         record = _record(data, at)
         if record is None:
             at = data.find(_MAGIC, at + 1)
             continue
-        records.append(record)
+        yield record
         at = record.end
         if data[at : at + len(_MAGIC)] != _MAGIC:
             at = data.find(_MAGIC, at)
-    return records
 
 
 def _record(data: bytes, at: int) -> IndexRecord | None:
@@ -134,7 +132,7 @@ class SegmentBlocks(NamedTuple):
     """Length of the part of the segment that is known to be synced, in bytes."""
 
 
-def describe(records: Sequence[IndexRecord], base: int) -> SegmentBlocks:
+def describe(records: Iterable[IndexRecord], base: int) -> SegmentBlocks:
     """Return the contents of a segment from the records of its index. `base` is the segment's first offset."""
     blocks: list[Block] = []
     newest: dict[bytes, int] = {}

@@ -21,6 +21,9 @@ from harvest_lib.pipeline.commit_log.skipping import Skipped
 from harvest_lib.process.durable_files import make_folder, sync_folder
 
 SEGMENT_BYTES = 1 << 30
+INDEX_BYTES = 1 << 22
+"""Limit of a segment's index, in bytes: an index is in memory as a whole when the log is opened. Each append adds a
+record of about 100 bytes, so a segment of single messages has about 40,000 of them."""
 
 
 class CommitLog(LogView):
@@ -37,9 +40,10 @@ class CommitLog(LogView):
     ) -> None:
         """Open the log in `folder`, or create it if it is missing.
 
-        A segment has at most `segment_bytes`, or a single larger entry. `append` and `sync_if_due` sync entries that
-        were appended at least `sync_seconds` ago; with 0, `append` syncs before it returns. Raises LogInUse, LogTooNew,
-        LogDamaged, LogUnwritable.
+        A segment has at most `segment_bytes`, or a single larger entry; a segment of many small appends is smaller, as
+        its index is limited (`INDEX_BYTES`). `append` and `sync_if_due` sync entries that were appended at least
+        `sync_seconds` ago; with 0, `append` syncs before it returns. Raises LogInUse, LogTooNew, LogDamaged,
+        LogUnwritable.
         """
         self._segment_bytes = segment_bytes
         self._sync_seconds = sync_seconds
@@ -146,6 +150,8 @@ class CommitLog(LogView):
                 self._held.release()
 
     def _take(self, packing: Packing) -> None:
+        if self._writer.index_bytes >= INDEX_BYTES:
+            self.roll()
         active = self._writer.segment
         room = self._segment_bytes - active.size_bytes
         packed = packing.take(min(room, self._writer.block_room))

@@ -46,7 +46,7 @@ def closed_segment(folder: Path, closed: ClosedSegment) -> LogSegment:
     """Return a closed segment, described by its index. Damage of entries is reported when they are read. Raises
     LogError."""
     segment = LogSegment(folder, closed.base, closed.generation, end=closed.end)
-    described = index.describe(_records_of(segment), closed.base)
+    described = index.describe(index.decode(_index_of(segment)), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
     if (known := segment.size_bytes) < closed.size_bytes:
         after = segment.blocks[-1].next if segment.blocks else closed.base
@@ -70,8 +70,14 @@ class ActiveSegment:
 def active_segment(folder: Path, base: int) -> ActiveSegment:
     """Return the active segment (the segment for new entries), without an incomplete end. Raises LogError."""
     segment = LogSegment(folder, base, 0, end=base)
-    records = _records_of(segment)
-    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
+    data = _index_of(segment)
+    marked, later = None, list[IndexRecord]()  # decoded, a whole index would take several times its size
+    for record in index.decode(data):
+        if record.block.kind == IndexRecordKind.MARK:
+            marked = record
+            later.clear()
+        else:
+            later.append(record)
     if marked is None:
         raise LogDamaged(
             "it is unknown where the log ends: the index of the segment that is added to is lost",
@@ -81,48 +87,48 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
         )
     handle = segment.open()
     try:
-        whole = _whole(handle, records, marked)
+        last = _last_whole(handle, marked, later)
     finally:
         os.close(handle)
-    described = index.describe(records[:whole], base)
+    described = index.describe(index.decode(data[: last.end]), base)
     segment.blocks, segment.newest = described.blocks, described.newest
-    segment.end = records[whole - 1].block.next
+    segment.end = last.block.next
     return ActiveSegment(
         segment=segment,
-        index_bytes=records[whole - 1].end,
+        index_bytes=last.end,
         synced_bytes=described.synced,
-        synced_index_bytes=records[marked].end,
+        synced_index_bytes=marked.end,
     )
 
 
-def _records_of(segment: LogSegment) -> list[IndexRecord]:
-    """Return the records of a segment's index; an empty list if the file is missing. Raises LogError if the file cannot
-    be read."""
+def _index_of(segment: LogSegment) -> bytes:
+    """Return the bytes of a segment's index; no bytes if the file is missing. Raises LogError if the file cannot be
+    read."""
     try:
-        return index.decode(segment.index.read_bytes())
+        return segment.index.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise unreadable(segment.index, error) from error
 
 
-def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
-    """Return the number of valid records in the index: all records up to the last mark, and the records after it whose
-    entries are complete on the disk."""
-    last = records[marked]
-    begin = end = last.block.length
-    checksum, index_end = 0, last.end
-    for at in range(marked + 1, len(records)):
-        block = records[at].block
-        if records[at].begin != index_end or block.position not in {begin, end}:
-            return at  # the record before this record is missing
+def _last_whole(handle: int, marked: IndexRecord, later: list[IndexRecord]) -> IndexRecord:
+    """Return the last valid record of the index: the last mark, or one of the records after it. The entries of these
+    records, up to the returned record, are complete on the disk."""
+    last = marked
+    begin = end = marked.block.length
+    checksum = 0
+    for record in later:
+        block = record.block
+        if record.begin != last.end or block.position not in {begin, end}:
+            break  # the record before this record is missing
         if block.position == end:
             begin, checksum = end, 0
         checksum = crc32(read_at(handle, block.end - end, end), checksum)
         if checksum != block.checksum:
-            return at
-        end, index_end = block.end, records[at].end
-    return len(records)
+            break
+        end, last = block.end, record
+    return last
 
 
 def remove_leftovers(folder: Path, manifest: LogManifest) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,35 @@ def test_any_range_is_read(folder):
             for end in (*range(begin, 38), None):
                 expected = list(range(begin, 35 if end is None else min(end, 35)))
                 assert [entry.offset for entry in log.read(begin, end)] == expected
+
+
+def test_a_segment_of_many_small_appends_ends_before_its_index_is_large(folder, monkeypatch):
+    """An index is in memory as a whole when the log is opened."""
+    monkeypatch.setattr("harvest_lib.pipeline.commit_log.log.INDEX_BYTES", 10_000)
+    with CommitLog(folder, sync_seconds=3600.0) as log:
+        for entry in entries(1_000):
+            log.append([entry])
+        assert log.segments > 5
+        assert max(path.stat().st_size for path in folder.glob("*.index")) < 10_200
+    with CommitLog(folder) as log:
+        assert [entry.offset for entry in log.read(0)] == list(range(1_000))
+
+
+def test_an_index_is_not_decoded_as_a_whole(folder):
+    with CommitLog(folder, sync_seconds=3600.0) as log:
+        for number, entry in enumerate(entries(10_000)):
+            log.append([entry])
+            if number % 100 == 0:
+                log.sync()
+    index_bytes = next(folder.glob("*.index")).stat().st_size
+    tracemalloc.start()
+    try:
+        view = CommitLog.look(folder)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert view.end == 10_000
+    assert peak < 2 * index_bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 60, BLOCK_BYTES, 3 * BLOCK_BYTES])
