@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harvest_lib.pipeline.adaptors import Reader
-from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.encoded_messages import encoded, message_of
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry
+from harvest_lib.pipeline.encoded_messages import NOOPS, encoded, message_of
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import PipelineMessage
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.pipeline.stop_reason import one_line
 from harvest_lib.pipeline.threads import PipelineThread
 
@@ -59,6 +59,7 @@ class ReaderThread(PipelineThread):
         self._slowest = slowest
         self._flushed = flushed
         self._max_behind_messages = max_behind_messages
+        self._needs_data = True
         self._last: dict[str, PipelineMessage] = {}
         self._told = -1
         self._mark: tuple[int, Mapping[str, PipelineMessage]] | None = None
@@ -94,7 +95,8 @@ class ReaderThread(PipelineThread):
 
     def _work(self) -> None:
         reader = self._reader = self._open()
-        self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest().items()}
+        self._needs_data = getattr(reader, "needs_data", True)  # as in `retained`
+        self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest(self._remembered).items()}
         self._tell(reader)
         batches = reader.read(dict(self._last))
         try:
@@ -113,12 +115,17 @@ class ReaderThread(PipelineThread):
     def _log_failure(self, error: BaseException) -> None:
         _log.error("reader_failed", extra={"reason": one_line(error)})
 
+    def _remembered(self, entry: LogEntry) -> LogEntry:
+        return entry if self._needs_data or entry.mode in NOOPS else entry._replace(value=b"{}")
+
     def _append(self, batch: Sequence[PipelineMessage]) -> None:
         whole = encoded(batch)
         offsets = self._log.append(whole)
         self._message_cache.add(offsets.start, whole)
         for key, place in whole.newest(0, len(whole), 0).items():
-            self._last[key.decode()] = whole[place]
+            message = whole[place]
+            has_data = self._needs_data or message.op is Op.NOOP
+            self._last[key.decode()] = message if has_data else message._replace(data={})
         with self._changed:
             self._changed.notify_all()
 

@@ -28,7 +28,10 @@ def opened(side, **options):
 
 
 def collect(reader, last=None, *, until, seconds=60):
-    """Read until `until(messages, last)` is true; return them without NOOPs, and the last of each namespace."""
+    """Read until `until(messages, last)` is true; return them without NOOPs, and the last of each namespace.
+
+    The last messages are as a pipeline keeps them for this reader.
+    """
     found, last = [], dict(last or {})
 
     def enough():
@@ -36,8 +39,11 @@ def collect(reader, last=None, *, until, seconds=60):
         if batch is None:
             return True
         found.extend(each for each in batch if each.op is not Op.NOOP)
-        last.update((each.namespace, each) for each in batch)
+        last.update((each.namespace, as_told(each)) for each in batch)
         return until(found, last)
+
+    def as_told(message):
+        return message if reader.needs_data or message.op is Op.NOOP else message._replace(data={})
 
     batches = reader.read(dict(last))
     eventually(enough, f"{len(found)} messages", seconds=seconds)

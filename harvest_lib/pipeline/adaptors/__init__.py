@@ -34,6 +34,10 @@ tree, where entry points are not installed."""
 class Reader(Protocol):
     """Reads messages from a source. One thread calls it, except where noted. A subclass has to define only `read`."""
 
+    needs_data: bool = True
+    """False if the reader uses the data of NOOPs alone. Other messages in `last` then come with empty data, so that
+    memory does not depend on the size of the last message of each namespace."""
+
     def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         """Yield batches of messages, and an empty batch if no message is ready. The iterator ends at the end of the
         source. If the source can grow, the iterator never ends.

@@ -77,6 +77,8 @@ class OutboxReading(Options):
 class OutboxReader(Reader):
     """`Reader` of an outbox."""
 
+    needs_data = False
+
     def __init__(self, options: OutboxReading) -> None:
         self._options = options
         self._namespace = f"outbox/{options.subscription}"

@@ -3,7 +3,7 @@
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -73,12 +73,13 @@ class LogView:
             )
         return self._read(begin, ends if end is None else min(end, ends))
 
-    def newest(self) -> Mapping[bytes, LogEntry]:
-        """Return the newest entry of each key. Raises LogDamaged if damage hides the newest entry of a key."""
+    def newest(self, kept: Callable[[LogEntry], LogEntry] = lambda entry: entry) -> Mapping[bytes, LogEntry]:
+        """Return the newest entry of each key, in the form in which `kept` returns it. Other forms are not in memory
+        together. Raises LogDamaged if damage hides the newest entry of a key."""
         with self._lock:
             for _ in range(_LOOKS):
                 offsets = newest_of(self._segments)
-                found = {key: entry for key, offset in offsets.items() for entry in self._read(offset, offset + 1)}
+                found = {key: kept(entry) for key, at in offsets.items() for entry in self._read(at, at + 1)}
                 if len(found) == len(offsets):  # otherwise another process has removed entries by compaction
                     return found
         raise _too_fast(self.folder)

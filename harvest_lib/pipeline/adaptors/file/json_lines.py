@@ -132,6 +132,8 @@ class JsonLinesWriter:
 class JsonLinesReader(Reader):
     """`Reader` of a file of JSON lines."""
 
+    needs_data = False
+
     def __init__(self, options: FileReading) -> None:
         self._options = options
         self._path = options.path

@@ -135,6 +135,8 @@ class ParquetWriter(Writer):
 class ParquetReader(Reader):
     """`Reader` of a folder: it reads the Parquet files in the folder and in its direct subfolders."""
 
+    needs_data = False
+
     def __init__(self, options: FileReading) -> None:
         self._folder = options.path
         self._options = options

@@ -76,6 +76,8 @@ _LOOK_SECONDS = 30.0
 class KafkaReader(Reader):
     """`Reader` of Kafka topics."""
 
+    needs_data = False
+
     def __init__(self, options: KafkaReading, *, provider: KafkaConsumerProvider = Consumer) -> None:
         self._options = options
         self._provider = provider

@@ -80,6 +80,8 @@ _LONGEST_PAUSE_SECONDS = 5.0
 class PostgresReader(Reader):
     """`Reader` of published tables."""
 
+    needs_data = False
+
     def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
         """`position_seconds` is the interval of the checks of the publication. While no table changes, it is also the
         interval at which a NOOP with the present LSN is yielded."""
