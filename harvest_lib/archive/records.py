@@ -5,7 +5,7 @@ largest and the smallest 64-bit integer, as in Postgres. `transaction_id` is a 6
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -13,13 +13,13 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.errors import ArchiveError, install_hint
+from harvest_lib.outbox.record_pages import pages, sized
 from harvest_lib.outbox.segments.segment_list import Segment
 from harvest_lib.postgres.translation import translated
 
 _MOST_RECORDS = 50_000
 _MOST_BYTES = 32 * 1024 * 1024
 """Maximum records and bytes of an Arrow table. The last record of a table may exceed the limit of bytes."""
-_FETCHED = 500
 
 _MICROSECONDS = """
 CASE create_time WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN -9223372036854775808
@@ -28,12 +28,12 @@ CASE create_time WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN 
 _DAY = """
 CASE WHEN isfinite(create_time) THEN to_char(create_time AT TIME ZONE 'UTC', 'YYYY-MM-DD') ELSE create_time::text END
 """
-_SELECT = f"""
-SELECT {_DAY}, kafka_topic,
-       id, transaction_id::text::bigint, {_MICROSECONDS}, kafka_topic, kafka_key, kafka_value,
-       kafka_header_keys, kafka_header_values
-FROM {{segment}} ORDER BY kafka_topic COLLATE "C", {_DAY} COLLATE "C", id
+_ROWS = f"""
+SELECT {_DAY} AS day, id, transaction_id::text::bigint, {_MICROSECONDS} AS create_time, kafka_topic, kafka_key,
+       kafka_value, kafka_header_keys, kafka_header_values
+FROM {{segment}}
 """  # noqa: S608 - it is above
+_SELECT = sized(_ROWS, 'page.kafka_topic COLLATE "C", page.day COLLATE "C", page.id')
 _VALUE_TYPE = """
 SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'kafka_value'
 """
@@ -83,10 +83,9 @@ class SegmentRecords:
         completely before the next group."""
         statement = sql.SQL(_SELECT).format(segment=self.segment.table.identifier)
         with translated(), self._connection.cursor("harvest_archive") as cursor:
-            cursor.itersize = _FETCHED
             cursor.execute(statement)
-            for (topic, day), rows in groupby(cursor, key=itemgetter(1, 0)):
-                yield topic, day, (row[2:] for row in rows)
+            for (topic, day), rows in groupby(chain.from_iterable(pages(cursor)), key=itemgetter(4, 0)):
+                yield topic, day, (row[1:] for row in rows)
 
     def tables(self, rows: Rows) -> Iterator[Any]:
         """Yield the rows as Arrow tables of limited size."""

@@ -7,22 +7,10 @@ number of rows in the last page, so that the statement adds up few sizes.
 """
 
 from harvest_lib.native import NativeRows
+from harvest_lib.outbox.record_pages import SIZED
 from harvest_lib.record import TOPIC, Row
 
-_ARRAY_BYTES = """
-CASE WHEN pg_column_compression({array}) IS NULL THEN coalesce(pg_column_size({array}), 0)
-     ELSE octet_length(array_to_string({array}, '', '')) END
-"""
-
-RECORD_BYTES = f"""(
-8 + coalesce(octet_length({{0}}.kafka_key), 0) + coalesce(octet_length({{0}}.kafka_value), 0)
-+ {_ARRAY_BYTES.format(array="{0}.kafka_header_keys")} + {_ARRAY_BYTES.format(array="{0}.kafka_header_values")}
-)"""
-"""SQL expression for the size of a record in bytes. {0} is the name of the record's table or subquery."""
-
 _FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
-
-_SIZED = f"SELECT page.*, {RECORD_BYTES.format('page')} AS harvest_bytes FROM ({{found}}) AS page"  # noqa: S608 - constants of this module
 
 # The window has no ORDER BY: it keeps the order in which the rows are found.
 _WITHIN = f"""
@@ -31,7 +19,7 @@ SELECT page.id, CASE WHEN {_FITS} THEN page.kafka_topic END AS kafka_topic, page
 FROM (
   SELECT page.*, sum(page.harvest_bytes) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
          row_number() OVER (ROWS UNBOUNDED PRECEDING) AS harvest_number
-  FROM ({_SIZED}) AS page
+  FROM ({SIZED}) AS page
 ) AS page
 WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number <= 2
 """  # noqa: S608 - constants of this module
@@ -50,7 +38,7 @@ def all_or_none(found: str) -> str:
     The statement takes a third of the time of a statement from `within`, since it computes only a sum. `found` must end
     with `LIMIT %(limit)s`.
     """
-    sized = _SIZED.format(found=found)
+    sized = SIZED.format(found=found)
     return f"""{found.replace("%(limit)s", "")} (
   SELECT CASE WHEN sum(page.harvest_bytes) <= %(bytes)s THEN %(limit)s::int ELSE 0 END FROM ({sized}) AS page
 )

@@ -29,13 +29,13 @@ from psycopg import sql
 
 from harvest_lib.native import by_id, rows_of
 from harvest_lib.outbox.parking.leader_records import ParkingMoves, array_of
+from harvest_lib.outbox.record_pages import RECORD_BYTES
 from harvest_lib.outbox.row_security import guarded, require_all_rows
 from harvest_lib.postgres.database import connect, in_statement, rendered
 from harvest_lib.postgres.translation import translated
 from harvest_lib.record import KEY, PAGE_BYTES, Row
 from harvest_lib.record.rows import ids_of
 from harvest_lib.source import server_identity
-from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.readable import readable
 

@@ -18,6 +18,7 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
+from harvest_lib.outbox.record_pages import pages, sized
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.table import ValueType
 from harvest_lib.postgres.database import connect, lift_timeouts
@@ -58,7 +59,7 @@ _PURGED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("''"))}
 
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
-_ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
+_ALL_NOW = sized("SELECT {columns} FROM {table} WHERE true {filter}", "page.id")
 
 
 def value_type(options: ReadOptions) -> ValueType:
@@ -233,7 +234,7 @@ def _all_now(options: ReadOptions, conditions: Sequence[Condition]) -> Iterator[
         with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
             lift_timeouts(connection)
             cursor.execute(statement, {})
-            while rows := cursor.fetchmany(PAGE_ROWS):
+            for rows in pages(cursor):
                 yield readable(cast("list[Row]", rows), connection)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from harvest_lib.archive.files import HashingFile
 from harvest_lib.archive.records import SegmentRecords
 from harvest_lib.errors import ArchiveError, DatabaseError
 from harvest_lib.outbox import append
-from harvest_lib.outbox.segments import drop_passed
+from harvest_lib.outbox.segments import Segments, drop_passed
 from harvest_lib.outbox.segments.archived import ArchivedSegments
-from harvest_lib.record import OutboxRecord
+from harvest_lib.record import PAGE_BYTES, OutboxRecord
 
 pytestmark = pytest.mark.gate
 
@@ -93,6 +94,27 @@ def test_bytes_infinite_times_and_topics_that_kafka_has_not(dsn, url):
     assert list(verify_archive(url))
     table = pyarrow.parquet.read_table(f"{url}/{files[0].path}")
     assert table["create_time"].cast("int64")[0].as_py() in {2**63 - 1, -(2**63)}
+
+
+def test_records_are_read_by_bytes_also_where_small_records_come_first(dsn):
+    """The last page before a topic of large records has 500 small ones."""
+    count, size = 40, 1_000_000
+    native = Native(dsn, size=10_000, value_type="bytea")
+    small = [OutboxRecord(topic="a", key="k", value=b"x") for _ in range(2_000)]
+    append(native.connection, [OutboxRecord(topic="b", key="k", value=b"x" * size) for _ in range(count)])
+    append(native.connection, small)
+    (segment, *_) = Segments(native.table.placed(native.connection)).read(native.connection)
+    with native.connection.transaction():
+        found = SegmentRecords(native.connection, segment)
+        tracemalloc.start()
+        try:
+            lengths = [(topic, len(row[5])) for topic, _, rows in found.groups() for row in rows]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert [length for topic, length in lengths if topic == "b"] == [size] * count
+    assert [topic for topic, _ in lengths] == ["a"] * len(small) + ["b"] * count
+    assert peak < 3 * PAGE_BYTES < count * size
 
 
 def test_what_is_archived_is_not_archived_again_and_what_is_open_never(native, url):

@@ -10,7 +10,7 @@ from support.outbox_source import without_password
 
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost, RecordError
 from harvest_lib.outbox import OutboxTable, append
-from harvest_lib.record import OutboxRecord
+from harvest_lib.record import PAGE_BYTES, OutboxRecord
 from harvest_lib.spark.data_source import OutboxDataSource, outbox_rows
 from harvest_lib.spark.data_source.read_options import ReadOptions, read_schema
 
@@ -170,6 +170,22 @@ def test_goharvests_layout_is_read_in_one_piece(spark, dsn):
     assert [row.id for row in rows] == list(range(1, 12_001))
     assert {row.transaction_id for row in rows} == {None}
     assert rows[-1].kafka_key == "k11999"
+
+
+@pytest.mark.gate
+def test_what_is_read_in_one_piece_is_read_by_bytes(dsn):
+    count, size = 600, 9_999  # the largest that the layout of goharvest takes
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        OutboxTable.parse("outbox").create(connection)
+        append(connection, [OutboxRecord(topic="t", key="k", value=str(n)) for n in range(600)])
+        append(connection, [OutboxRecord(topic="t", key="k", value="x" * size) for _ in range(count)])
+    parts = conninfo_to_dict(dsn)
+    given = {"password": parts.pop("password"), "dsn": make_conninfo(**parts)}
+    options, schema = ReadOptions.parse(given, streaming=False), read_schema(given)
+    (part,) = outbox_rows.plan_batch(options)
+    batches = list(outbox_rows.read(options, part, schema))
+    assert [i for batch in batches for i in batch["id"].to_pylist()] == list(range(1, 601 + count))
+    assert max(batch.nbytes for batch in batches) < 2 * PAGE_BYTES < count * size
 
 
 def test_a_native_outbox_that_is_marked_is_read_in_one_piece(spark, native):
