@@ -10,14 +10,15 @@ from harvest_lib.errors import AdaptorError, KafkaAccessDenied
 from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.adaptors.kafka.reader import KafkaReader
+from harvest_lib.pipeline.bounds import BATCH_BYTES
 
 pytestmark = pytest.mark.quick
 
 
-def record(code=None, timestamp=5):
+def record(code=None, timestamp=5, headers=None):
     """A message from the client: a record, or an error in place of one."""
     error = KafkaError(code, "bad batch") if code is not None else None
-    parts = {"error": error, "topic": "t", "partition": 0, "offset": 7, "value": b"v", "key": None, "headers": None}
+    parts = {"error": error, "topic": "t", "partition": 0, "offset": 7, "value": b"v", "key": None, "headers": headers}
     parts["timestamp"] = (0, timestamp)
     return SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()})
 
@@ -94,6 +95,12 @@ def test_what_passes_by_itself_is_waited_for(read):
     batches = read(record(KafkaError._TRANSPORT), record())
     assert next(batches) == []
     assert next(batches)[0].data["value"] == "v"
+
+
+def test_a_batch_is_bounded_by_the_bytes_of_headers_too(read):
+    headers, count = [("large", b"x" * 100_000)], 200
+    batch = next(read(*[record(headers=headers) for _ in range(count)]))
+    assert len(batch) * 100_000 < BATCH_BYTES + 200_000 < count * 100_000
 
 
 def test_a_record_without_a_time_has_that_of_the_beginning(read):

@@ -43,6 +43,7 @@ from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
+from harvest_lib.pipeline.adaptors.kafka.whole_record import Headers, bytes_of, data_of
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
 from harvest_lib.pipeline.message import Op, PipelineMessage
@@ -262,7 +263,7 @@ class KafkaReader(Reader):
         batch: list[PipelineMessage] = []
         touched: dict[str, int] = {}
         newest: dict[Place, Record] = {}
-        for record in self._records(consumer):
+        for record, headers in self._records(consumer):
             if (error := record.error()) is not None:
                 if error.code() == ClientError._AUTO_OFFSET_RESET:
                     what = f"a partition of {record.topic()!r} no longer has what was not read yet"
@@ -278,7 +279,7 @@ class KafkaReader(Reader):
                 if error.fatal() or is_refusal(error) or error.code() == ClientError.UNKNOWN_TOPIC_OR_PART:
                     raise self._translated(error)
                 continue  # the client tries again by itself
-            message = self._message(record)
+            message = self._message(record, headers)
             if message is not None:
                 batch.append(message)
             self._offsets[record.topic()][record.partition()] = record.offset() + 1
@@ -288,10 +289,10 @@ class KafkaReader(Reader):
             self._lasts[topic][partition] = LastRead.of(record)
         return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
 
-    def _records(self, consumer: Any) -> Iterator[Any]:
-        """Yield the records of a batch. The client limits a request by the number of records, not by bytes. So the
-        first request is for one record, and later requests assume that each record is as large as the largest record so
-        far."""
+    def _records(self, consumer: Any) -> Iterator[tuple[Any, Headers]]:
+        """Yield the records of a batch, with headers. The client limits a request by the number of records, not by
+        bytes. So the first request is for one record, and later requests assume that each record is as large as the
+        largest record so far."""
         room, count, largest, wait = Room(self._options.batch_rows), 1, 1, _WAIT_SECONDS
         while not room.is_full:
             most, most_bytes = room.left
@@ -299,18 +300,19 @@ class KafkaReader(Reader):
             if records and self._lost.is_noted:  # the brokers may have restored an older log in between
                 self._is_back = True
                 return
-            sizes = [len(record.value() or b"") + len(record.key() or b"") + 1 for record in records]
-            for record, size in zip(records, sizes, strict=True):
+            found = [(record, headers_of(record)) for record in records]
+            sizes = [bytes_of(*each) for each in found]
+            for each, size in zip(found, sizes, strict=True):
                 room.take(size)
-                yield record
+                yield each
             if not records or any(record.error() is not None for record in records):
                 return
             count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # later calls do not wait
 
-    def _message(self, record: Record) -> PipelineMessage | None:
+    def _message(self, record: Record, headers: Headers) -> PipelineMessage | None:
         topic, value, timestamp = str(record.topic()), record.value(), _when(record)
         if self._options.content == "record":
-            return PipelineMessage(Op.INSERT, timestamp, topic, _whole(record))
+            return PipelineMessage(Op.INSERT, timestamp, topic, data_of(record, headers))
         try:
             if value is None:
                 # A record without value is a delete only under `content: data`; else it makes Kafka drop older records.
@@ -366,26 +368,6 @@ def _damaged(record: Record, error: ClientError) -> AdaptorError:
         next_step="bring the broker's replica in order; or delete the partition's records up to it "
         "(kafka-delete-records.sh), move the pipeline's folder away, and start again",
     )
-
-
-def _whole(record: Record) -> dict[str, Any]:
-    headers = headers_of(record)
-    return {
-        "key": _text(record.key()),
-        "value": _text(record.value()),
-        "headers": [[name, _text(value)] for name, value in headers] if headers is not None else None,
-        "partition": record.partition(),
-        "offset": record.offset(),
-    }
-
-
-def _text(value: Any) -> str | bytes | None:
-    if not isinstance(value, bytes):
-        return None if value is None else str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
 
 
 def _lost(cause: str, evidence: str, *, wears_off: bool = False) -> PositionLost:
