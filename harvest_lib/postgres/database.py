@@ -1,7 +1,8 @@
 """Opens connections to Postgres.
 
 Promises
-- A connection that is opened here detects a dead server within about 15 s, even during a statement.
+- A connection that is opened here detects a dead server within about 15 s, even during a statement, unless its caller
+  sets another `tcp_user_timeout`.
 - `connect` raises errors of `harvest_lib.errors`, without the password.
 """
 
@@ -70,16 +71,19 @@ FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_settin
 """
 
 
-def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
+def connect(
+    conninfo: str, settings: Mapping[str, str] | None = None, **more: Any
+) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit. A commit is durable before it returns (`synchronous_commit=on`).
 
-    `settings` are settings of the session, in addition to settings in the connection string. Raises ConfigError for an
-    invalid connection string, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server
-    refuses.
+    `settings` are settings of the session, in addition to settings in the connection string. `more` are psycopg's
+    options, such as a `tcp_user_timeout` of the client's side. Raises ConfigError for an invalid connection string,
+    DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server refuses.
     """
     with translated():
         try:
-            connection = open_session(conninfo, settings, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
+            options = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **_LIVENESS, **more}
+            connection = open_session(conninfo, settings, **options)
         except (psycopg.Error, DatabaseError):
             POSTGRES_CONNECTIONS.add("failed")
             raise

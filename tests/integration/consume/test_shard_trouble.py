@@ -1,5 +1,7 @@
 """Trouble of a shard: messages, functions, checkpoints, logs, and a fence that is lost."""
 
+import os
+import socket
 import threading
 from collections import defaultdict
 from contextlib import suppress
@@ -175,6 +177,19 @@ def test_a_function_may_set_the_schemas_that_it_works_in(counted, statement, has
         assert running.end() is None
     assert [key for _, key, _ in counted.parked()] == [b"bad"]
     assert counted.store().restore().offset == 3
+
+
+def test_a_function_may_send_more_than_a_server_takes_that_waits_for_a_lock(counted):
+    """With a `tcp_user_timeout` either end would give up a connection whose other end reads nothing for a while."""
+    assert "host=127.0.0.1" in counted.dsn, "over a socket file there is no such time"
+    store = counted.store()
+    store.restore()
+    names = ("tcp_user_timeout", "tcp_keepalives_idle")
+    assert [store.connection.execute(f"SHOW {name}").fetchone() for name in names] == [("0",), ("5",)]
+    with socket.socket(fileno=os.dup(store.connection.fileno())) as ours:
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    store.close()
 
 
 def test_a_table_of_consumers_that_is_missing_is_named(counted):
