@@ -49,14 +49,15 @@ class ParkedMessages:
         """Yield the parked messages in the order of the file, each offset once. Incomplete lines are left out."""
         seen: set[int] = set()
         try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+            file = self.path.open(encoding="utf-8", errors="replace", newline="\n")
         except FileNotFoundError:
             return
-        for line in lines:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict) and found.get("offset") not in seen:
-                seen.add(found["offset"])
-                yield found
+        with file:
+            for line in file:
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(found, dict) and found.get("offset") not in seen:
+                    seen.add(found["offset"])
+                    yield found

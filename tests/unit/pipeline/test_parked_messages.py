@@ -3,6 +3,7 @@
 import os
 import random
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ def test_each_offset_is_there_once_in_order(file):
     for number in (0, 3, 3, 5, 3):
         file.add(message("A", number)._replace(offset=number), "raised")
     assert offsets(file) == [0, 3, 5]
+
+
+def test_the_file_is_not_read_as_a_whole(file):
+    size, count = 100_000, 100
+    for number in range(count):
+        file.add(message("A", number, text="x" * size)._replace(offset=number), "raised")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in file) == count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * size < count * size
 
 
 @pytest.mark.parametrize("name", ["plain", "vuelos públicos ✈", "half a \ud800 character"])
