@@ -192,6 +192,12 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
     return entries
 
 
+def data_length_at(data: bytes) -> int:
+    """Return the byte of the data length in the first entry of `data`, according to the length of its key. `data` may
+    end before that byte."""
+    return _HEAD.size + int(_HEAD.unpack_from(data)[-1])
+
+
 def whole_entries(data: bytes) -> int:
     """Return the number of bytes that complete entries take at the start of `data`, according to their lengths. If the
     first entry is incomplete, return its full length, which is larger than `data`."""

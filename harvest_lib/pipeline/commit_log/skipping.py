@@ -7,7 +7,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged, LogError
 from harvest_lib.pipeline.commit_log import index
-from harvest_lib.pipeline.commit_log.entry import LogEntry, Malformed, unpack, whole_entries
+from harvest_lib.pipeline.commit_log.entry import LogEntry, Malformed, data_length_at, unpack, whole_entries
 from harvest_lib.pipeline.commit_log.files import read_at, replace
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, LogSegment
@@ -102,7 +102,8 @@ def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
         data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
         size = whole_entries(data)
         if size > len(data):  # a single large entry
-            data = read_at(handle, size, at) if at + size <= lost.end else b""
+            is_entry = at + size <= lost.end and _lengths_agree(handle, data, at, size)
+            data = read_at(handle, size, at) if is_entry else b""
         data = data[:size]
         entries = unpack(data)
     except (Malformed, OSError):
@@ -110,6 +111,14 @@ def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
     if not entries or entries[0].offset < offset or entries[-1].offset >= lost.next:
         return None
     return Block(at, len(data), entries[0].offset, entries[-1].offset + 1, crc32(data))
+
+
+def _lengths_agree(handle: int, data: bytes, at: int, size: int) -> bool:
+    """Return True if the lengths of the entry at byte `at` add up to `size`. Nothing vouches for the bytes of a lost
+    block: by a length alone, up to a whole segment would be read into memory."""
+    place = data_length_at(data)
+    length = read_at(handle, 4, at + place)
+    return place + len(length) + int.from_bytes(length, "big") == size
 
 
 def _span(blocks: list[Block], offset: int) -> range:

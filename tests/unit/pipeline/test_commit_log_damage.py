@@ -9,7 +9,7 @@ import pytest
 
 from harvest_lib.errors import LogDamaged, LogError
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.commit_log.files import index_path, log_path
+from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at
 
 pytestmark = pytest.mark.quick
 
@@ -230,6 +230,28 @@ def test_the_operator_skips_what_is_damaged_and_nothing_else(folder, base):
         log.roll()
         log.compact(37)
         assert offsets(log) == [34, 35, 36]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_what_a_lost_length_says_is_not_read_before_it_is_plausible(tmp_path, monkeypatch, is_damaged):
+    """The segment may have 1 GB after it."""
+    folder, size, reads = tmp_path / "large", 20 * BLOCK_ENTRIES * ENTRY_BYTES, []
+    with CommitLog(folder) as log:
+        log.append([(0, 1, b"k", b"x" * size), (0, 1, b"k", b"x")])
+        log.roll()
+    index_path(folder, 0, 0).unlink()
+    if is_damaged:
+        change(log_path(folder, 0, 0), 11)  # the last byte of the message length
+
+    def read(handle, size, at):
+        reads.append(size)
+        return read_at(handle, size, at)
+
+    monkeypatch.setattr("harvest_lib.pipeline.commit_log.skipping.read_at", read)
+    with CommitLog(folder) as log:
+        skipped = log.skip(0)
+        assert (len(skipped.given_up), len(skipped.unchecked)) == ((2, 0) if is_damaged else (0, 2))
+    assert (max(reads) < size) == is_damaged
 
 
 def test_damage_side_by_side_is_skipped_at_once(folder):
