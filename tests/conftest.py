@@ -75,7 +75,7 @@ def _log_handlers() -> Iterator[None]:
     yield
     for name, known in before.items():
         logger = logging.getLogger(name)
-        for handler in [each for each in logger.handlers if type(each) is logging.StreamHandler]:
+        for handler in [each for each in logger.handlers if type(each).__name__ in {"StreamHandler", "LogWriter"}]:
             if handler not in known:
                 logger.removeHandler(handler)
 

@@ -90,10 +90,14 @@ class LogWriter(logging.StreamHandler[Any]):
 
 
 class _Descriptor:
-    """A writer of text to the file descriptor of a text stream. It bypasses the stream's buffer."""
+    """A writer of text to the file of a text stream. It bypasses the stream's buffer.
+
+    It has a descriptor of its own: after the stream is closed, the number of the stream's descriptor may be that of a
+    connection, which lines of the log would corrupt.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._descriptor = stream.fileno()
+        self._descriptor = os.dup(stream.fileno())
         self._encoding, self._errors = stream.encoding or "utf-8", stream.errors or "backslashreplace"
 
     def write(self, text: str) -> int:

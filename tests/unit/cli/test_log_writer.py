@@ -80,6 +80,21 @@ def test_a_record_that_cannot_be_written_costs_itself_alone(written, capsys):
     assert "Logging error" in capsys.readouterr().err
 
 
+def test_lines_go_nowhere_else_after_the_stream_is_closed(tmp_path):
+    reads, writes = os.pipe()
+    stream = os.fdopen(writes, "w")
+    handler, logger = LogWriter(stream, MOST), logging.Logger("some.program")
+    logger.addHandler(handler)
+    stream.close()
+    with (tmp_path / "connection").open("w") as other:
+        assert other.fileno() == writes, "it has the number that the stream had"
+        logger.info("a line")
+        handler.flush()
+    assert not (tmp_path / "connection").read_text()
+    assert os.read(reads, 100) == b"a line\n"
+    os.close(reads)
+
+
 def test_a_pipe_that_another_program_has_set_not_to_wait_is_written_in_full(written):
     logger, _, pipe = written
     os.set_blocking(pipe.writes, False)
