@@ -68,6 +68,10 @@ _IF_SECURED = """IF (SELECT relrowsecurity FROM pg_class WHERE oid = {regclass}:
   END IF;
 END IF"""
 
+_IF_EXISTS = """IF to_regclass({regclass}) IS NOT NULL THEN
+  {statement};
+END IF"""
+
 _OWNER_WRITES = """IF {owns} THEN
   RAISE WARNING '% owns %: no rule by topic holds it back', {quoted}, {regclass};
 END IF"""
@@ -89,7 +93,8 @@ def harvester_needs(outbox: OutboxTable, mode: ReadingMode) -> list[Need]:
         needs.append(Need(privileges=("UPDATE",), table=outbox, columns=("leader_id",)))
     if mode.parks_rows:
         needs.append(Need(privileges=("SELECT", "INSERT", "DELETE"), table=outbox.parked))
-    if mode.keeps_checkpoints:
+    # Who marks a native table must see its readers, and settles what a leader with `sequenced` left.
+    if mode.keeps_checkpoints or outbox.has_room_for("subscriptions"):
         needs += [
             Need(privileges=("SELECT",), table=outbox.subscriptions),
             Need(privileges=("INSERT",), table=outbox.subscriptions, columns=_LED),
@@ -222,11 +227,14 @@ class Grants:
     def _harvester(self) -> Iterator[sql.Composed]:
         outbox, role = self.outbox, self.harvester
         for need in harvester_needs(outbox, self.mode):
-            yield _grant(", ".join(need.privileges), need.table, role, need.columns)
+            grant = _grant(", ".join(need.privileges), need.table, role, need.columns)
+            yield grant if need.table in self._tables() else _if_exists(need.table, grant)
         yield _sees_all(outbox, role, "FOR ALL")
         if self.mode.parks_rows:
             yield _sees_all(outbox.parked, role, "FOR ALL")
         if not self.mode.keeps_checkpoints:
+            if outbox.has_room_for("subscriptions"):
+                yield _if_exists(outbox.subscriptions, _sees_all(outbox.subscriptions, role, "FOR ALL"))
             return
         if self.mode.reads_segments:  # `harvest status` lists segments that were detached by hand
             yield _grant("SELECT", outbox.segments, role)
@@ -275,6 +283,10 @@ def _grant(privileges: LiteralString, table: OutboxTable, role: str, columns: Co
         table.identifier,
         sql.Identifier(role),
     )
+
+
+def _if_exists(table: OutboxTable, statement: sql.Composed) -> sql.Composed:
+    return sql.SQL(_IF_EXISTS).format(regclass=sql.Literal(str(table)), statement=statement)
 
 
 def _names(role: str, table: OutboxTable) -> dict[str, sql.Composable]:

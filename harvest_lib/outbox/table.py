@@ -130,11 +130,18 @@ class OutboxTable:
 
     def beside(self, connection: psycopg.Connection[Any], name: Beside) -> "OutboxTable | None":
         """Return a side table if it exists; None if it does not exist, or if its name would be too long."""
-        try:
-            table: OutboxTable = getattr(self, name)
-        except OutboxTableError:
+        if not self.has_room_for(name):
             return None
+        table: OutboxTable = getattr(self, name)
         return table if table.exists(connection) else None
+
+    def has_room_for(self, name: Beside) -> bool:
+        """Return False if the name of a side table would be too long."""
+        try:
+            getattr(self, name)
+        except OutboxTableError:
+            return False
+        return True
 
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
         """Return True if a table of this name exists."""

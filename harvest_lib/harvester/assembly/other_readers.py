@@ -9,7 +9,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,12 +28,12 @@ from harvest_lib.errors import (
     KafkaAccessDenied,
     KafkaUnavailable,
 )
+from harvest_lib.grants.needed import using
 from harvest_lib.harvester.assembly.factory import make_checkpoints
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.database import connect, in_statement
-from harvest_lib.postgres.translation import translated
 
 _log = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, st
 
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
     """Raise CheckpointError if a subscription reads the table, since `mark` would delete its records. Return True if
-    the configured subscription has pending acknowledgements. If this role may not read the table of subscriptions, no
-    subscription is found."""
+    the configured subscription has pending acknowledgements. Raises DatabaseAccessDenied if this role may not read the
+    table of subscriptions: nobody knows then whether records would be lost."""
     found: list[tuple[Any, ...]] = []
     if (subscriptions := table.beside(connection, "subscriptions")) is not None:
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
-        with suppress(DatabaseAccessDenied), translated():
+        with using(connection, subscriptions.identifier, "SELECT"):
             found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
     if readers := sorted({name for name, marks, _ in found if not marks}):
         raise CheckpointError(

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from harvest_lib import OutboxRecord, append
 from harvest_lib.audit.results import prepare
 from harvest_lib.cli import app
+from harvest_lib.config import HarvestConfig
 from harvest_lib.config.choices import ReadingMode
-from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.errors import CheckpointError, DatabaseAccessDenied
 from harvest_lib.grants import Grants
+from harvest_lib.harvester.assembly.other_readers import refuse_readers
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 from harvest_lib.outbox.parking import ParkedRecords
 
@@ -212,3 +214,26 @@ def granted(admin, work, grant):
     assert statements.startswith(grant)
     admin.execute(statements.encode())
     work()
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_who_marks_sees_the_readers_of_a_native_table(admin, role, dsn, is_secured):
+    """It would delete what they have not read; a role that may not look does not begin."""
+    marker = role("LOGIN PASSWORD 'granted'")
+    NativeTable(outbox=OUTBOX).create(admin)
+    create_beside(admin, OUTBOX)
+    ParkedRecords(OUTBOX).create(admin)
+    if is_secured:
+        admin.execute("ALTER TABLE outbox_subscriptions ENABLE ROW LEVEL SECURITY")
+    run(admin, harvester=marker, reader="", writers={})
+    admin.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source, epoch, leader_id) "
+        "VALUES ('search', 0, 1, 'snapshot', 1, gen_random_uuid())"
+    )
+    config = HarvestConfig(leadership="solo", source="mark", data_source=dsn)
+    with psycopg.connect(make_conninfo(dsn, user=marker, password="granted"), autocommit=True) as connection:
+        with pytest.raises(CheckpointError, match="would delete records that they have not read"):
+            refuse_readers(connection, config, OUTBOX)
+        admin.execute(sql.SQL("REVOKE SELECT ON outbox_subscriptions FROM {}").format(sql.Identifier(marker)))
+        with pytest.raises(DatabaseAccessDenied, match="GRANT SELECT ON"):
+            refuse_readers(connection, config, OUTBOX)

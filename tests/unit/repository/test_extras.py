@@ -162,8 +162,8 @@ def test_the_package_and_dagster_have_pythons_and_versions_in_common():
     (dagster,) = [
         each for each in map(Requirement, project["optional-dependencies"]["dagster"]) if each.name == "dagster"
     ]
-    found = [each for each in ("1.11.16", "1.12.0", version("dagster"), "1.99.0", "2.0") if each in dagster.specifier]
-    assert found == ["1.12.0", version("dagster"), "1.99.0"]
+    found = [each for each in ("1.11.16", "1.12.22", version("dagster"), "1.99.0", "2.0") if each in dagster.specifier]
+    assert found == ["1.12.22", version("dagster"), "1.99.0"]
 
 
 def test_the_lock_has_a_wheel_for_each_python():
