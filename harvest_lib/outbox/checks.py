@@ -19,9 +19,12 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.postgres.translation import translated
 from harvest_lib.record import TOPIC_MAX_CHARS
 
+TOPIC_IS_LEGAL: LiteralString = f"""
+      (kafka_topic COLLATE "C") ~ '^[A-Za-z0-9._-]{{1,{TOPIC_MAX_CHARS}}}$' AND kafka_topic NOT IN ('.', '..')"""
+"""SQL condition for a topic that Kafka allows, on a column `kafka_topic`."""
+
 _RULES: Mapping[str, LiteralString] = {
-    "harvest_topic_is_legal": f"""
-      (kafka_topic COLLATE "C") ~ '^[A-Za-z0-9._-]{{1,{TOPIC_MAX_CHARS}}}$' AND kafka_topic NOT IN ('.', '..')""",
+    "harvest_topic_is_legal": TOPIC_IS_LEGAL,
     # Without the CASE, array_position would raise an error for an array of arrays.
     "harvest_headers_are_pairs": """
       cardinality(kafka_header_keys) = cardinality(kafka_header_values)

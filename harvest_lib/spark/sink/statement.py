@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
+from harvest_lib.outbox.checks import TOPIC_IS_LEGAL
 from harvest_lib.spark.sink.queries import as_sql
 from harvest_lib.spark.sink.records import KEY_SEPARATOR, BatchId, Fixed, HeaderSource
 
@@ -59,9 +60,11 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 
 
 _ILLEGAL_TOPICS = """
-SELECT {topic}, count(*) FROM {staging} AS r
-WHERE r.run = {run} AND r.attempt = ({attempts}::text[]::xid8[])[r.partition + 1]
-  AND ({topic} IS NULL OR {topic} !~ '^[a-zA-Z0-9._-]{{1,249}}$' OR {topic} IN ('.', '..'))
+SELECT kafka_topic, count(*) FROM (
+    SELECT {topic} AS kafka_topic FROM {staging} AS r
+    WHERE r.run = {run} AND r.attempt = ({attempts}::text[]::xid8[])[r.partition + 1]
+) AS named
+WHERE ({is_legal}) IS NOT TRUE
 GROUP BY 1 ORDER BY 1 LIMIT 5
 """
 
@@ -113,6 +116,7 @@ def illegal_topics(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]
     topic = next(each.staged for each in plan.columns if each.name == plan.records.topic_column)
     return sql.SQL(_ILLEGAL_TOPICS).format(
         topic=_text_of(topic),
+        is_legal=sql.SQL(TOPIC_IS_LEGAL),
         staging=plan.tables.staging,
         run=sql.Literal(run),
         attempts=sql.Literal(_by_partition(attempts)),
@@ -207,7 +211,7 @@ def _text_of(name: str) -> sql.Composable:
 
 
 def _headers(plan: "WritePlan", declared: Sequence[sql.Composable], *, place: int) -> sql.Composable:
-    """Return the array of header names (`place` 1) or texts (0): the declared, then those of the headers' column."""
+    """Return the array of header names (`place` 1) or texts (0): declared headers, then headers of the column."""
     texts = sql.SQL("ARRAY[{}]::text[]").format(_COMMA.join(declared))
     column = plan.records.headers_column
     if column is None:

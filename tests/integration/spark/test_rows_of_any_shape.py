@@ -116,6 +116,8 @@ def test_topics_and_times_of_rows_go_by_jdbc_too(spark, native):
     [
         (["customer", "IF(n = 3, 'a b', 't') AS topic"], {"topic": "", "topicColumn": "topic"},
          "1 rows have 'a b' as topic"),
+        (["customer", "IF(n = 3, 'ä', 't') AS topic"], {"topic": "", "topicColumn": "topic"},
+         "1 rows have 'ä' as topic"),
         (["customer", "IF(n < 3, null, 't') AS topic"], {"topic": "", "topicColumn": "topic"},
          "3 rows have null as topic"),
         (["customer"], {"topicColumn": "customer"}, "a topic and a column of topics were named"),
