@@ -83,8 +83,9 @@ def init(
     from harvest_lib.audit.results import prepare
     from harvest_lib.outbox import NativeTable, OutboxTable
     from harvest_lib.outbox.daemons import create_daemons, create_daemons_statement, daemons_table
-    from harvest_lib.outbox.spark_tables import create_spark_tables, ledger_of, spark_statements
+    from harvest_lib.outbox.spark_tables import create_spark_tables, spark_statements
 
+    business = list(map(OutboxTable.parse, spark_table or ()))
     define = partial(NativeTable, value_type=value_type, segment_size=segment_size, has_checks=checks is not False)
     if print_:
         harvest = None if config is None and table is not None else configuration(config).harvest
@@ -94,8 +95,8 @@ def init(
         if dagster:
             typer.echo(f"{create_daemons_statement(outbox).as_string(None)};\n")
             typer.echo(CREATE_TABLES.strip())
-        if spark or spark_table:
-            for statement in spark_statements([outbox, *map(OutboxTable.parse, spark_table or ())]):
+        if spark or business:
+            for statement in spark_statements([outbox, *business]):
                 typer.echo(f"{statement.as_string(None)};\n")
         return
     with open_outbox(config, table) as (configured, outbox, connection):
@@ -103,9 +104,9 @@ def init(
             with _creating(connection, outbox), _said_created(connection, [daemons_table(outbox)]):
                 create_daemons(connection, outbox)
             prepare(connection)
-        if spark or spark_table:
-            filled = [outbox, *map(OutboxTable.parse, spark_table or ())]
-            with _creating(connection, outbox), _said_created(connection, list(map(ledger_of, filled))):
+        if spark or business:
+            filled = [outbox, *business]
+            with _creating(connection, outbox), _said_created(connection, [each.batches for each in filled]):
                 create_spark_tables(connection, filled)
         if configured.columns is not None:
             _create_beside_mapped(connection, outbox, configured.columns)

@@ -1,4 +1,4 @@
-"""The rights of a role that writes into the outbox by Spark, besides those of every writer.
+"""Rights of a role that writes into the outbox by Spark, in addition to the rights of every writer.
 
 - INSERT on the business tables that it fills, and the use of their sequences
 - the ledger of each table that it fills; the role may not change a row of it
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from psycopg import sql
 
-from harvest_lib.outbox.spark_tables import STAGING_SCHEMA, ledger_of
+from harvest_lib.outbox.spark_tables import STAGING_SCHEMA
 from harvest_lib.outbox.table import OutboxTable
 
 _BODY = """DECLARE sequence text;
@@ -49,8 +49,7 @@ def spark_script(outbox: OutboxTable, role: str, business: Sequence[OutboxTable]
         tables.append(
             sql.SQL(_BUSINESS).format(usage=usage, table=each.identifier, table_name=sql.Literal(str(each)), **names)
         )
-    for each in (outbox, *business):
-        ledger = ledger_of(each)
+    for ledger in (outbox.batches, *(each.batches for each in business)):
         tables.append(sql.SQL(_LEDGER).format(ledger=ledger.identifier, ledger_name=sql.Literal(str(ledger)), **names))
     body = sql.SQL(_BODY).format(
         schema=sql.Identifier(STAGING_SCHEMA),

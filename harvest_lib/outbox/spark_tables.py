@@ -16,8 +16,6 @@ from harvest_lib.outbox.table import OutboxTable
 STAGING_SCHEMA = "harvest_spark"
 """The schema of staging tables. A writer's role may create tables there, and owns those that it creates."""
 
-LEDGER_SUFFIX = "_batches"
-
 CREATE_LEDGER: LiteralString = """
 CREATE TABLE IF NOT EXISTS {ledger} (
     batch        text PRIMARY KEY,
@@ -28,19 +26,15 @@ CREATE TABLE IF NOT EXISTS {ledger} (
 )
 """
 
+_CREATE_SCHEMA = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(STAGING_SCHEMA))
+
 # Two concurrent CREATE TABLE IF NOT EXISTS can both find no table, and one of the two then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_lib.spark ddl', 0))"
 
 
-def ledger_of(table: OutboxTable) -> OutboxTable:
-    """Return the ledger of a table: of the outbox for records alone, else of the business table."""
-    return OutboxTable((*table.parts[:-1], table.parts[-1] + LEDGER_SUFFIX))
-
-
 def spark_statements(tables: Sequence[OutboxTable]) -> list[sql.Composed]:
     """Return the statements that create the schema, and the ledgers of the tables, unless they exist."""
-    schema = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(STAGING_SCHEMA))
-    return [schema, *(sql.SQL(CREATE_LEDGER.strip()).format(ledger=ledger_of(each).identifier) for each in tables)]
+    return [_CREATE_SCHEMA, *(sql.SQL(CREATE_LEDGER.strip()).format(ledger=each.batches.identifier) for each in tables)]
 
 
 def create_spark_tables(connection: psycopg.Connection[Any], tables: Sequence[OutboxTable]) -> None:
@@ -48,6 +42,8 @@ def create_spark_tables(connection: psycopg.Connection[Any], tables: Sequence[Ou
     with connection.transaction():
         connection.execute(LOCK_DDL)
         exists = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (STAGING_SCHEMA,)).fetchone()
-        # Postgres asks for the right to create a schema even if the schema exists.
-        for statement in spark_statements(tables)[1 if exists == (True,) else 0 :]:
-            connection.execute(statement)
+        schema, *ledgers = spark_statements(tables)
+        if exists != (True,):  # Postgres asks for the right to create a schema even if the schema exists
+            connection.execute(schema)
+        for ledger in ledgers:
+            connection.execute(ledger)

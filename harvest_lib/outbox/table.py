@@ -19,6 +19,7 @@ from harvest_lib.postgres.translation import translated
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]
+LEDGER_SUFFIX = "_batches"
 Beside = Literal["parked", "parked_ids", "segments", "subscriptions"]
 
 _CREATE = """\
@@ -103,6 +104,11 @@ class OutboxTable:
     def parked_ids(self) -> "OutboxTable":
         """The name of the side table that lists the parked ids of subscriptions."""
         return self._beside("_parked_ids", "its parked ids")
+
+    @property
+    def batches(self) -> "OutboxTable":
+        """The name of the ledger of Spark's batches: of the outbox for records alone, else of the business table."""
+        return self._beside(LEDGER_SUFFIX, "Spark's batches")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix

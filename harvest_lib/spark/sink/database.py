@@ -15,7 +15,8 @@ from psycopg.rows import class_row
 
 from harvest_lib.conninfo import parameters_of
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
-from harvest_lib.outbox.spark_tables import LEDGER_SUFFIX, STAGING_SCHEMA
+from harvest_lib.outbox.spark_tables import STAGING_SCHEMA
+from harvest_lib.outbox.table import LEDGER_SUFFIX
 from harvest_lib.postgres.database import open_session
 from harvest_lib.postgres.table_names import is_no_table, name_parts
 from harvest_lib.spark.sink import queries

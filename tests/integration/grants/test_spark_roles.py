@@ -1,14 +1,13 @@
-"""The rights of a role that writes by Spark: what is printed is enough, by each way, and each of it is needed."""
+"""The rights of a role that writes by Spark: the printed rights are enough for each way, and each right is needed."""
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.outbox_format import write
-from support.spark import session
 from typer.testing import CliRunner
 
 from harvest_lib.cli import app
-from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox.spark_tables import STAGING_SCHEMA
 from harvest_lib.spark import errors
 from harvest_lib.spark.data_source import OutboxDataSource
@@ -19,15 +18,9 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 RECORDS = Records(topic="orders", key="customer", value="n")
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    with session(tmp_path_factory.mktemp("spark")) as made:
-        made.dataSource.register(OutboxDataSource)
-        yield made
-
-
 @pytest.fixture
 def frame(spark):
+    spark.dataSource.register(OutboxDataSource)
     return spark.range(10).selectExpr("concat('c', id) AS customer", "id AS n")
 
 
@@ -53,7 +46,7 @@ def owner(dsn, command):
 
 @pytest.fixture
 def writers(dsn, owner, role, command):
-    """How two roles connect that have what is printed, and no more."""
+    """Connection strings of two roles with exactly the printed rights."""
     names = [role("LOGIN PASSWORD 'granted'") for _ in range(2)]
     roles = [part for name in names for part in ("--spark-writer", name)]
     owner.execute(command("grants", "postgres", "--reader", "", "--spark-table", "orders", *roles))
@@ -98,6 +91,14 @@ def test_each_right_is_needed_and_the_error_names_the_command(owner, frame, writ
     with pytest.raises(Exception, match="grants postgres --spark-writer") as caught:
         ways(frame, writers[0], "b")
     assert isinstance(errors.of(caught.value), DatabaseAccessDenied)
+
+
+def test_a_name_without_room_for_its_ledger_is_refused_before_postgres_cuts_it_off(owner, dsn, monkeypatch):
+    monkeypatch.setenv("HARVEST_DSN", dsn)
+    done = CliRunner().invoke(app, ["init", "--spark", "--spark-table", "o" * 56])
+    assert isinstance(done.exception, OutboxTableError)
+    assert "too long for the name of the table of Spark's batches" in str(done.exception)
+    assert owner.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'ooo%'").fetchone() == (0,)
 
 
 def test_a_role_without_them_learns_which_commands_the_owner_types(owner, dsn, role, frame, command):
