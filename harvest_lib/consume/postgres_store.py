@@ -3,10 +3,8 @@
 An owner that is frozen in a transaction holds the locks of that transaction, until Postgres ends the transaction after
 IDLE_SECONDS.
 
-The connection has no `tcp_user_timeout`, at neither end. A user's function may send more than the buffers hold while
-the server waits for a lock, or may be slow to read a result. Linux counts the time that a full buffer takes, too, and
-would end the connection after it, again at each repetition. Keepalives detect a server or a client that is gone; if
-data was on the way to it, that takes as long as the kernel repeats segments, about 15 minutes.
+The connection has no `tcp_user_timeout`, at neither end (WAITS_FOR_CLIENT): a user's function may send more than the
+buffers hold while the server waits for a lock, or may be slow to read a result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,7 @@ from harvest_lib.consume.causes import follows_what_passes, passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.errors import DatabaseError
-from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.database import WAITS_FOR_CLIENT, connect
 from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.postgres.translation import translated
 from harvest_lib.sequencing.batch import Message
@@ -157,7 +155,7 @@ class PostgresStore:
 
     def _connect(self) -> None:
         self.close()
-        self._open = connection = connect(self._dsn, {"tcp_user_timeout": "0"}, tcp_user_timeout=0)
+        self._open = connection = connect(self._dsn, WAITS_FOR_CLIENT, tcp_user_timeout=0)
         connection.__class__ = _Lent
         with translated():
             self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")

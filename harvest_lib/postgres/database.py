@@ -33,6 +33,12 @@ _LIVENESS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
 }
 
+WAITS_FOR_CLIENT = {"tcp_user_timeout": "0"}
+"""Settings of a session whose client may read nothing for long: a reader that waits for its writers, a user's function.
+Linux applies a `tcp_user_timeout` also to a window that stays zero, although the peer acknowledges it, and would end
+the connection, again after each repetition. Keepalives detect a peer that is gone. If data was on the way to the peer,
+detection takes as long as the kernel repeats segments, about 15 minutes."""
+
 _SESSION = {
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",

@@ -417,7 +417,7 @@ def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source)
 
 @pytest.mark.full
 def test_a_change_stream_that_is_not_read_for_long_goes_on(source):
-    """The server's side of the connection had a `tcp_user_timeout` of 10 s: what is sent stays unread for longer."""
+    """The server's side of a session has a `tcp_user_timeout` of 10 s by default; the sent data stays unread longer."""
     run, slot = source.connection.execute, source.slot
     run("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     run("CREATE PUBLICATION unread FOR TABLE t")

@@ -94,7 +94,8 @@ class PostgresReader(Reader):
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Replication | None = None
         self._system, self._timeline = "", 0
-        self._said_at, self._following = 0.0, False
+        self._said_at = 0.0
+        self._following = False
         self._kept = self._confirmed = ""
         self._watch = SlotWatch(self._conninfo, options.slot)
 
@@ -118,7 +119,8 @@ class PostgresReader(Reader):
         yield from self._until_made(connection)
         confirmed = place_of(connection, options.slot, before.data if before is not None else None)
         self._system = system_of(connection)
-        replication = self._stream = Replication(self._conninfo, READING)
+        replication = Replication(self._conninfo, READING)
+        self._stream = replication
         self._timeline = require_timeline(replication, before.data if before is not None else {}, options.slot)
         snapshot = None
         if confirmed is None:

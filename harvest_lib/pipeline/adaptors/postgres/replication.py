@@ -7,8 +7,7 @@ Promises
 - Only positions that were passed to `confirm` are reported to the server as stored.
 - `receive` answers the server's keepalive requests. `wal_sender_timeout` and `tcp_user_timeout` are switched off: with
   a timeout, the server would disconnect a reader that writes a transaction for longer than the timeout, and then send
-  the transaction from its start, again and again. TCP keepalives let the server detect a reader whose host is gone; if
-  data was on the way to that host, the server needs as long as its kernel repeats segments, about 15 minutes.
+  the transaction from its start, again and again. TCP keepalives let the server detect a reader whose host is gone.
 """
 
 import selectors
@@ -21,7 +20,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import Deadline
-from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.database import WAITS_FOR_CLIENT, connect
 from harvest_lib.source.server_identity import lsn_number
 
 _DATA, _ALIVE = b"w", b"k"
@@ -32,7 +31,7 @@ _STATUS = struct.Struct(">cQQQqB")
 
 _PATIENCE = {
     "wal_sender_timeout": "0",
-    "tcp_user_timeout": "0",
+    **WAITS_FOR_CLIENT,
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",

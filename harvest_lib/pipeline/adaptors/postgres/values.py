@@ -12,16 +12,15 @@ from decimal import Decimal
 from typing import Any
 
 from harvest_lib.pipeline.extended_json import document
+from harvest_lib.postgres.database import WAITS_FOR_CLIENT
 
 SETTINGS: Mapping[str, str] = {"timezone": "UTC", "lc_monetary": "C", "xmloption": "content"}
 """Session parameters of readers, replication connections and writers, in addition to the parameters of
 `harvest_lib.postgres.database`."""
-READING: Mapping[str, str] = {**SETTINGS, "search_path": "", "tcp_user_timeout": "0"}
+READING: Mapping[str, str] = {**SETTINGS, **WAITS_FOR_CLIENT, "search_path": ""}
 """Session parameters of readers. With an empty path, a table's name in a value (of `regclass` and similar types)
 includes the schema, and so means the same table at the destination. Writers keep the path of their role, because
-triggers at the destination may rely on it. A reader waits for its writers, and does not read meanwhile: with a
-`tcp_user_timeout` the server would end the session, although the reader's kernel acknowledges that the window is zero,
-and copying would begin again."""
+triggers at the destination may rely on it."""
 
 _BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
 _WHOLE = (20, 21, 23, 26)
