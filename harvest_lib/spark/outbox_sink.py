@@ -26,7 +26,7 @@ from harvest_lib.spark.sink import through_driver
 from harvest_lib.spark.sink.batches import BatchReport, copy_batch, load_batch
 from harvest_lib.spark.sink.database import Tables, connect, jdbc_target
 from harvest_lib.spark.sink.plan import checked_plan, make_tables
-from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records
+from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records, one_or_several
 from harvest_lib.spark.sink.staging import sentence_of
 
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]
@@ -163,10 +163,6 @@ def _headers(options: argparse.Namespace) -> dict[str, HeaderSource]:
     return headers | {name: BatchId() for name in options.batch_header}
 
 
-def _one_or_several(columns: list[str]) -> str | list[str]:
-    return columns[0] if len(columns) == 1 else columns
-
-
 def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     kind = options.format or _FORMATS.get(Path(options.input).suffix)
     if kind is None:
@@ -190,8 +186,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         topic=options.topic,
         topic_column=options.topic_column,
         create_time_column=options.create_time_column,
-        key=_one_or_several(options.key),
-        value=_one_or_several(options.value) if options.value else None,
+        key=one_or_several(options.key),
+        value=one_or_several(options.value) if options.value else None,
         headers=_headers(options),
         order_by=options.order_by,
     )

@@ -19,7 +19,7 @@ from harvest_lib.conninfo import has_secret
 from harvest_lib.errors import ConfigError, HarvestError
 from harvest_lib.spark.data_source.read_options import DSN_VARIABLE, dsn_of
 from harvest_lib.spark.sink.database import dsn_parts
-from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records
+from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records, one_or_several
 
 OPTIONS: Mapping[str, str] = {
     "dsn": f"libpq conninfo or URL, without a password (default: ${DSN_VARIABLE} of the driver)",
@@ -84,8 +84,8 @@ class WriteOptions:
                 topic_column=given.get("topiccolumn") or None,
                 headers_column=given.get("headerscolumn") or None,
                 create_time_column=given.get("createtimecolumn") or None,
-                key=_one_or_several(_columns(given, "key")),
-                value=_one_or_several(value) or None,
+                key=one_or_several(_columns(given, "key")),
+                value=one_or_several(value) or None,
                 headers=_headers(given),
                 order_by=_columns(given, "orderBy"),
             ),
@@ -179,10 +179,6 @@ def _columns(given: Mapping[str, str], option: str) -> list[str]:
         return [part.strip() for part in text.split(",") if part.strip()]
     columns: list[str] = _json(text, option, list)
     return columns
-
-
-def _one_or_several(columns: list[str]) -> str | list[str]:
-    return columns[0] if len(columns) == 1 else columns
 
 
 def _headers(given: Mapping[str, str]) -> dict[str, HeaderSource]:

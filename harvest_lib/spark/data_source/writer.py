@@ -24,12 +24,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from harvest_lib.errors import ConfigError, DatabaseUnavailable
 from harvest_lib.spark.data_source.write_options import WriteOptions, conninfo_of, options_named
 from harvest_lib.spark.errors import EmptyBatch
+from harvest_lib.spark.sink.columns import staged_columns
 from harvest_lib.spark.sink.copying import NamedAttempt, copy_batches
 from harvest_lib.spark.sink.database import Tables, connect
 from harvest_lib.spark.sink.plan import WritePlan, checked_plan, make_tables
 from harvest_lib.spark.sink.promotion import LedgerEntry, promote, refused
 from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource
-from harvest_lib.spark.sink.staging import staged_columns
 from harvest_lib.spark.sink.staging_tables import Staged, clear_staging, new_run
 
 try:

@@ -15,6 +15,7 @@ from psycopg import sql
 from harvest_lib.postgres.database import lift_timeouts
 from harvest_lib.spark.errors import PromotionRefused
 from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.columns import SAME_TEXT
 from harvest_lib.spark.sink.content import nul_evidence
 from harvest_lib.spark.sink.database import connect, postgres_errors
 from harvest_lib.spark.sink.nested import header_texts, json_texts
@@ -24,8 +25,6 @@ from harvest_lib.spark.sink.records import KEY_SEPARATOR
 from harvest_lib.spark.sink.staging_tables import Staged
 
 _TEXT = pa.large_string()  # a batch may be longer than 2 GiB
-_AS_TEXT = {"text", "smallint", "integer", "bigint"}
-"""Types whose values have the same text in Arrow and Postgres."""
 _CARRIED: Mapping[str, Callable[[pa.Array], pa.Array]] = {
     "column": lambda column: column,
     "json": json_texts,
@@ -109,18 +108,23 @@ def _limit_evidence(batch: pa.RecordBatch, plan: WritePlan) -> str:
     """Return which key or value is null or too long, as far as the frame shows it: of columns that Postgres does not
     convert. The promotion finds the others."""
 
-    def shown(names: Sequence[str]) -> list[pa.Array] | None:
-        if any(name not in plan.names or plan.type_of(name) not in _AS_TEXT for name in names):
+    def joined(names: Sequence[str]) -> pa.Array | None:
+        if any(name not in plan.names or plan.type_of(name) not in SAME_TEXT for name in names):
             return None
-        return [batch.column(plan.names.index(name)).cast(_TEXT) for name in names]
+        texts = [batch.column(plan.names.index(name)).cast(_TEXT) for name in names]
+        return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, pa.scalar(KEY_SEPARATOR, _TEXT))
 
-    keyless, longest_key, longest_value = 0, None, None
-    if keys := shown(plan.records.key_columns):
-        key = pc.binary_join_element_wise(*keys, pa.scalar(KEY_SEPARATOR, _TEXT))
-        keyless, longest_key = key.null_count, pc.max(pc.utf8_length(key)).as_py()
-    if isinstance(plan.records.value, str) and (values := shown([plan.records.value])):
-        longest_value = pc.max(pc.utf8_length(values[0])).as_py()
-    return fault(plan, keyless, longest_key, longest_value)
+    def longest(texts: pa.Array | None, column: str) -> int | None:
+        if texts is None or plan.outbox[column].longest_chars is None:
+            return None
+        length: int | None = pc.max(pc.utf8_length(texts)).as_py()
+        return length
+
+    keys = joined(plan.records.key_columns)
+    values = joined([plan.records.value]) if isinstance(plan.records.value, str) else None
+    return fault(
+        plan, 0 if keys is None else keys.null_count, longest(keys, "kafka_key"), longest(values, "kafka_value")
+    )
 
 
 def _nul_counts(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, int]:

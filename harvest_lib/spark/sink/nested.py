@@ -39,7 +39,7 @@ def json_texts(column: pa.Array) -> pa.Array:
 def _values(column: pa.Array) -> pa.Array:
     kind = column.type
     if _is_variant(kind):
-        found = (each and VariantVal(each["value"], each["metadata"]).toPython() for each in _rows(column))
+        found = (each and VariantVal(each["value"], each["metadata"]).toPython() for each in column.to_pylist())
         values = pa.array(map(_python_text, found), _TEXT)
     elif pa.types.is_struct(kind):
         parts = []
@@ -134,7 +134,7 @@ def _lists(column: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> list[int]:
-    """Return where the elements of each list or map begin among those of all, and where the last end."""
+    """Return the offsets of a column of lists or maps: the first element of each, and the end of the last."""
     lengths = pc.list_value_length(column.cast(_as_list(column.type)) if pa.types.is_map(column.type) else column)
     found = [0]
     for length in lengths.to_pylist():
@@ -150,11 +150,6 @@ def _entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the keys and the values of all maps."""
     names, texts = column.cast(_as_list(column.type)).flatten().flatten()
     return names, texts
-
-
-def _rows(column: pa.Array) -> list[dict[str, bytes] | None]:
-    found: list[dict[str, bytes] | None] = column.to_pylist()
-    return found
 
 
 def _is_variant(kind: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.grants.needed import creating
 from harvest_lib.outbox.spark_tables import CREATE_LEDGER, LOCK_DDL
 from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.columns import BOOKKEEPING, StagedColumn, staged_columns
 from harvest_lib.spark.sink.database import (
     TableColumn,
     Tables,
@@ -26,7 +27,6 @@ from harvest_lib.spark.sink.database import (
 )
 from harvest_lib.spark.sink.queries import as_sql
 from harvest_lib.spark.sink.records import Records
-from harvest_lib.spark.sink.staging import BOOKKEEPING, StagedColumn, staged_columns
 from harvest_lib.spark.sink.staging_tables import sweep_staging
 
 _OUTBOX_COLUMNS = (

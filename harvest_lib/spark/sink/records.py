@@ -94,3 +94,8 @@ class Records:
             self.create_time_column: "--create-time-column",
         }
         return {name: option for name, option in named.items() if name is not None}
+
+
+def one_or_several(columns: list[str]) -> str | list[str]:
+    """Return the column of a list of one, else the list, as `Records` takes a key or a value."""
+    return columns[0] if len(columns) == 1 else columns

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.columns import SAME_TEXT
 from harvest_lib.spark.sink.content import Content, column, row_hash
 from harvest_lib.spark.sink.database import postgres_errors
 from harvest_lib.spark.sink.plan import WritePlan
@@ -45,7 +46,6 @@ from harvest_lib.spark.sink.promotion import (
 from harvest_lib.spark.sink.records import KEY_SEPARATOR, BatchId, Fixed
 from harvest_lib.spark.sink.staging import computing
 
-_AS_TEXT = {"text", "smallint", "integer", "bigint"}
 _SORTED_ALIKE = {
     *("smallint", "integer", "bigint", "numeric", "real", "double precision", "boolean", "date"),
     *("timestamp with time zone", "timestamp without time zone"),
@@ -90,8 +90,8 @@ def check(plan: WritePlan) -> None:
     if not isinstance(plan.records.value, str):
         raise _only_jdbc("a value of several columns", "--value", "combine them with to_json(struct(...))")
     for name, option in plan.records.columns(plan.names).items():
-        types = {*_AS_TEXT, plan.outbox["kafka_value"].type} if option == "--value" else _AS_TEXT
-        if (found := plan.type_of(name)) not in types:
+        taken = SAME_TEXT | {plan.outbox["kafka_value"].type} if option == "--value" else SAME_TEXT
+        if (found := plan.type_of(name)) not in taken:
             raise _only_jdbc(f"a column {name!r} of type {found}", option, "cast it to a string in the frame")
     for name in plan.records.order_by:
         if (found := plan.type_of(name)) not in _SORTED_ALIKE:

@@ -7,9 +7,10 @@ from pyspark.sql import types as spark
 from harvest_lib.errors import ConfigError
 from harvest_lib.local_stack.jars import POSTGRES_JDBC
 from harvest_lib.spark.outbox_sink import BatchId, Fixed, Records, foreach_batch, sink
+from harvest_lib.spark.sink.columns import staged_columns
 from harvest_lib.spark.sink.database import TableColumn, Tables
 from harvest_lib.spark.sink.plan import WritePlan
-from harvest_lib.spark.sink.staging import next_step_of, sentence_of, staged_columns
+from harvest_lib.spark.sink.staging import next_step_of, sentence_of
 from harvest_lib.spark.sink.staging_tables import writer_name
 from harvest_lib.spark.sink.statement import Attempt, promotion
 
