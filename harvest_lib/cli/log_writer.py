@@ -92,8 +92,8 @@ class LogWriter(logging.StreamHandler[Any]):
 class _Descriptor:
     """A writer of text to the file of a text stream. It bypasses the stream's buffer.
 
-    It has a descriptor of its own: after the stream is closed, the number of the stream's descriptor may be that of a
-    connection, which lines of the log would corrupt.
+    The writer duplicates the descriptor. After the stream is closed, the number of the stream's descriptor may become
+    the number of a connection, and lines of the log would corrupt that connection.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -61,7 +61,7 @@ def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, st
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
     """Raise CheckpointError if a subscription reads the table, since `mark` would delete its records. Return True if
     the configured subscription has pending acknowledgements. Raises DatabaseAccessDenied if this role may not read the
-    table of subscriptions: nobody knows then whether records would be lost."""
+    table of subscriptions, because records could be lost unnoticed."""
     found: list[tuple[Any, ...]] = []
     if (subscriptions := table.beside(connection, "subscriptions")) is not None:
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
