@@ -12,14 +12,15 @@ import psycopg
 
 from harvest_lib.record import PAGE_BYTES
 
-_ARRAY_BYTES = """
+ARRAY_BYTES = """
 CASE WHEN pg_column_compression({array}) IS NULL THEN coalesce(pg_column_size({array}), 0)
      ELSE octet_length(array_to_string({array}, '', '')) END
 """
+"""SQL expression for the size of an array of texts in bytes."""
 
 RECORD_BYTES = f"""(
 8 + coalesce(octet_length({{0}}.kafka_key), 0) + coalesce(octet_length({{0}}.kafka_value), 0)
-+ {_ARRAY_BYTES.format(array="{0}.kafka_header_keys")} + {_ARRAY_BYTES.format(array="{0}.kafka_header_values")}
++ {ARRAY_BYTES.format(array="{0}.kafka_header_keys")} + {ARRAY_BYTES.format(array="{0}.kafka_header_values")}
 )"""
 """SQL expression for the size of a record in bytes. {0} is the name of the record's table or subquery."""
 

@@ -41,10 +41,15 @@ class Selection:
     guard: sql.Composable | None = None
     """Expression that makes a statement fail if row security would hide rows: see `harvest_lib.outbox.row_security`."""
 
-    def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
-        """Fill in a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} (the columns of a `Row`),
-        {parts} (ids, topic, key and time) and {filter}. The filter begins with AND. If `conditions` are given, they
-        replace the conditions of the selection."""
+    def fill(
+        self,
+        statement: str,
+        conditions: Sequence[sql.Composable] | None = None,
+        columns: Sequence[str] = _ROW,
+    ) -> sql.Composed:
+        """Fill in a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} (`columns`, by default those
+        of a `Row`), {parts} (ids, topic, key and time) and {filter}. The filter begins with AND. If `conditions` are
+        given, they replace the conditions of the selection."""
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
@@ -53,7 +58,7 @@ class Selection:
             id=in_statement(self.columns["id"]),
             transaction_id=in_statement(self.columns["transaction_id"]),
             create_time=in_statement(self.columns["create_time"]),
-            columns=self._listed(_ROW),
+            columns=self._listed(columns),
             parts=self._listed(_PARTS),
             filter=sql.Composed(required),
         )

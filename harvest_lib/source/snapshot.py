@@ -132,18 +132,22 @@ class SnapshotSource(ConnectedSource):
     def _begin_window(self, cur: Snapshot, after: int) -> None:
         """Begin to read the window up to the snapshot `cur` by pages. The first page begins after the id `after`."""
         self._plan(Plans.FRESH)
+        streams, (low, values) = [], self._bounds(cur)
+        if max(after, low - 1) < values["high"]:
+            streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
+        if ended := [str(each) for each in self._prev.late(cur)]:
+            streams.append(Stream(self._late, {"ended": ended}, after))
+        self._cur, self._after, self._streams = cur, after, streams
+
+    def _bounds(self, cur: Snapshot) -> tuple[int, dict[str, Any]]:
+        """Return the lowest id of the window up to `cur`, and the parameters of its statements. Records of transactions
+        that were in progress at the window's beginning may have lower ids, and are read by a statement of their own."""
         low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
         seen = {"from": str(self._prev.xmax), "now": str(cur)}
         if self._prev != NOTHING:  # from NOTHING the window is the whole table
             row = self._connected().execute(self._extent, {**seen, "to": str(cur.xmax)}, prepare=True).fetchone()
             low, high = row if row is not None and row[0] is not None else (1, 0)
-        streams = []
-        if max(after, low - 1) < high:
-            values = {**seen, "high": high}
-            streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
-        if ended := [str(each) for each in self._prev.late(cur)]:
-            streams.append(Stream(self._late, {"ended": ended}, after))
-        self._cur, self._after, self._streams = cur, after, streams
+        return low, {**seen, "high": high}
 
     def _page(self, limit: int) -> Page:
         assert self._cur is not None  # noqa: S101 - there is a window

@@ -56,7 +56,7 @@ WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
 
 # The statement uses the primary key, regardless of statistics. The index on (transaction_id, id) would need a sort for
 # every page, and because of the CASE the planner cannot use that index.
-_BY_ID = """
+BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
   AND CASE WHEN {transaction_id} >= %(from)s::xid8
@@ -64,13 +64,13 @@ WHERE {id} > %(after)s AND {id} <= %(high)s
 ORDER BY {id} LIMIT %(limit)s
 """
 
-FRESH_ALL = all_or_none(_BY_ID)
+FRESH_ALL = all_or_none(BY_ID)
 
-FRESH = within(_BY_ID)
+FRESH = within(BY_ID)
 
 # The statement compares (transaction_id, id), because with an equality of transaction_id the planner could choose the
 # primary key, and read the records of all other transactions.
-LATE = within("""
+LATE_BY_ID = """
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (
   SELECT {columns} FROM {table}
@@ -78,4 +78,11 @@ CROSS JOIN LATERAL (
   ORDER BY {transaction_id}, {id} LIMIT %(limit)s
 ) AS late
 ORDER BY 1 LIMIT %(limit)s
-""")
+"""
+
+LATE = within(LATE_BY_ID)
+
+BOTH_BY_ID = f"""
+SELECT * FROM (({BY_ID}) UNION ALL ({LATE_BY_ID})) AS page
+ORDER BY 1 LIMIT %(limit)s
+"""  # noqa: S608 - as above

@@ -58,7 +58,7 @@ _Write = Callable[[DataFrame], None]
 def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
     """Both ways into the outbox, records alone and with business rows."""
     rows = 10 * size.records
-    with _spark() as spark:
+    with spark_for_benchmarks() as spark:
         frame = _rows(spark, rows)
         few = _rows(spark, _FEW)
         append = partial(_append, servers)
@@ -188,7 +188,7 @@ def _make_tables(servers: Servers) -> None:
 
 
 @contextmanager
-def _spark() -> Iterator[SparkSession]:
+def spark_for_benchmarks() -> Iterator[SparkSession]:
     state = default_state()
     java_home = find_java(state)
     before = os.environ.get("JAVA_HOME")

@@ -125,6 +125,7 @@ EXEMPT = {
     "integration/spark/test_pushed_filters": "its subject is Spark: no harvester runs",
     "integration/spark/test_submitted": "its subject is Spark: no harvester runs",
     "integration/spark/test_spark_versions": "its subject is Spark: it runs the other modules of this folder",
+    "integration/spark/test_packed_rows": "its subject is Spark: no harvester runs",
     "integration/spark/test_path": "its subject is Spark, before and after a harvester that the owner runs",
     "integration/chaos/test_link": _SERVERS,
     "integration/platform/test_prometheus": _SERVERS,

@@ -8,11 +8,13 @@ from harvest_lib.postgres.database import connect
 from harvest_lib.source import Position, Selection, SnapshotSource
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark.data_source.attached import Attached, attached, table_of
-from harvest_lib.spark.data_source.outbox_rows import NAME, PAGE_ROWS, explained, now, require_followed, require_seen
+from harvest_lib.spark.data_source.outbox_rows import NAME, explained, now, require_followed, require_seen
+from harvest_lib.spark.data_source.pushed import as_sql
 from harvest_lib.spark.data_source.read_options import ReadOptions
 from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, Offset, Window, newest_snapshot
 from harvest_lib.spark.seen_rows import seen_rows
 
+_PAGE_ROWS = 5_000
 _POSITION = ("source", "prev", "server", "cur", "after")
 
 
@@ -34,7 +36,8 @@ class Ahead:
         empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}
         none = {name: sql.SQL("ARRAY[]::text[]") for name in ("kafka_header_keys", "kafka_header_values")}
         columns = {**COLUMNS, **empty, **none, "kafka_value": sql.SQL("NULL::text")}
-        selection = Selection(table=table_of(options).identifier, columns=columns)
+        conditions = list(map(as_sql, options.conditions))
+        selection = Selection(table=table_of(options).identifier, columns=columns, conditions=conditions)
         self._options = options
         self._source = SnapshotSource(options.conninfo, selection, subscription=NAME)
         self._connection = connect(options.conninfo)
@@ -73,7 +76,7 @@ class Ahead:
     def _further(self, limit: int | None) -> Position | None:
         page, left = None, 1 if limit is None else limit
         while left > 0:
-            page = self._source.read(min(left, PAGE_ROWS))
+            page = self._source.read(min(left, _PAGE_ROWS))
             if page is None:
                 return None
             self._at = page.position

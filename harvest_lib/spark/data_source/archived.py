@@ -75,18 +75,24 @@ def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.Re
     files, arrow = ArchiveFiles(part.url), arrow_schema(schema)
     snapshot = Snapshot.parse(part.snapshot)
     unseen = pa.array(snapshot.in_progress, pa.int64())
+    needed = {*arrow.names, *(each.column for each in part.conditions), "transaction_id"}
     files.check_bytes(part.file)
     with files.opened(part.file.path) as opened:
-        for written in load_pyarrow().parquet.ParquetFile(opened).iter_batches(_BATCH_ROWS):
+        for written in load_pyarrow().parquet.ParquetFile(opened).iter_batches(_BATCH_ROWS, columns=sorted(needed)):
             ended = pc.less(written["transaction_id"], snapshot.xmax)
             batch = written.filter(pc.and_(ended, pc.invert(pc.is_in(written["transaction_id"], value_set=unseen))))
-            at = batch.column("create_time").cast(pa.int64())
-            infinite = pc.is_in(at, value_set=pa.array(_INFINITE))  # Spark has no infinite timestamp
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            finite = pc.if_else(infinite, pa.scalar(None, pa.int64()), at)
-            columns["create_time"] = finite.cast(pa.timestamp("us", "UTC"))
-            made = pa.RecordBatch.from_arrays([columns[each.name].cast(each.type) for each in arrow], schema=arrow)
-            yield selected(made, part.conditions)
+            batch = selected(_with_finite_times(batch), part.conditions)
+            yield pa.RecordBatch.from_arrays([batch[each.name].cast(each.type) for each in arrow], schema=arrow)
+
+
+def _with_finite_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with null as the time of records without a finite time, because Spark has no infinite time."""
+    if "create_time" not in batch.schema.names:
+        return batch
+    at = batch["create_time"].cast(pa.int64())
+    infinite = pc.is_in(at, value_set=pa.array(_INFINITE))
+    finite = pc.if_else(infinite, pa.scalar(None, pa.int64()), at).cast(pa.timestamp("us", "UTC"))
+    return batch.set_column(batch.schema.get_field_index("create_time"), "create_time", finite)
 
 
 def _lacks(url: str, evidence: str) -> ArchiveError:

@@ -1,6 +1,6 @@
 """The reads of an outbox by Spark: the rows that a snapshot sees, in ranges of ids, and the check that no row was lost.
 
-`SnapshotSource` reads the rows page by page. No transaction stays open between pages, so Spark holds up nothing in
+`PackedWindow` reads the rows page by page. No transaction stays open between pages, so Spark holds up nothing in
 Postgres. Each task gets its snapshots as text. After a task has read its rows it checks that their segments are still
 attached. If a segment is gone, the task fails, because rows of that segment may not have been read.
 
@@ -10,28 +10,27 @@ own, reads the whole outbox.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql.types import StructType
 
-from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
-from harvest_lib.outbox.record_pages import pages, sized
+from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegressed
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.table import ValueType
-from harvest_lib.postgres.database import connect, lift_timeouts
+from harvest_lib.postgres.database import WAITS_FOR_CLIENT, connect, lift_timeouts
 from harvest_lib.postgres.translation import translated
-from harvest_lib.record import Row, Unreadable
-from harvest_lib.source import Selection, SnapshotSource, server_identity
+from harvest_lib.source import Selection, server_identity
 from harvest_lib.source.filters import shard_conditions
+from harvest_lib.source.packed_window import PackedRows, PackedWindow, streamed
 from harvest_lib.source.pg_snapshot import Snapshot
-from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark import seen_rows
 from harvest_lib.spark.data_source.archived import ArchivedPartition, plan_archived
 from harvest_lib.spark.data_source.attached import Attached, attached, files, lowest_of, table_of
+from harvest_lib.spark.data_source.packed import record_batch
 from harvest_lib.spark.data_source.pushed import Condition, as_sql, ids_of
 from harvest_lib.spark.data_source.read_options import ReadOptions, arrow_schema
 from harvest_lib.spark.data_source.windows import (
@@ -44,22 +43,21 @@ from harvest_lib.spark.data_source.windows import (
     newest_snapshot,
 )
 
-PAGE_ROWS = 5_000
-"""Number of rows in a page."""
 NAME = "Spark"
 """The text that errors show in place of a subscription's name."""
 
-# A `Row` has no field for create_time and transaction_id, so both are put before the key, which cannot be null.
-_KEY = sql.SQL(
-    "coalesce(CASE WHEN isfinite(create_time) THEN (extract(epoch FROM create_time) * 1000000)::bigint END::text, '')"
-    " || ' ' || {transaction_id} || ' ' || kafka_key"
-)
-_FOLLOWED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("transaction_id::text"))}
-_PURGED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("''"))}
+_TEXT = sql.SQL("{}::text")
+_TEXTS = sql.SQL("{}::text[]")
+_FOLLOWED = {
+    **COLUMNS,
+    **{name: _TEXT.format(COLUMNS[name]) for name in ("kafka_topic", "kafka_key")},
+    **{name: _TEXTS.format(COLUMNS[name]) for name in ("kafka_header_keys", "kafka_header_values")},
+}
+_PURGED = {**_FOLLOWED, "transaction_id": sql.SQL("NULL::bigint")}
 
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
-_ALL_NOW = sized("SELECT {columns} FROM {table} WHERE true {filter}", "page.id")
+_ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
 
 
 def value_type(options: ReadOptions) -> ValueType:
@@ -110,7 +108,7 @@ def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> li
     Return a single partition if rows are deleted on delivery. The partitions have the rows that are committed now, or,
     with the option `snapshot`, the rows that this snapshot saw, and of these the rows that meet all `conditions`.
     Segments and files without such ids have no partition."""
-    required, (lowest, highest) = tuple(conditions), ids_of(conditions)
+    required, (lowest, highest) = (*options.conditions, *conditions), ids_of(conditions)
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
@@ -158,11 +156,12 @@ def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
 def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition, ascending by id within each window."""
     arrow = arrow_schema(schema)
+    columns = ["id", *(name for name in arrow.names if name != "id")]
     if not part.windows:
-        yield from (_batch(rows, arrow) for rows in _all_now(options, part.conditions) if rows)
+        yield from (record_batch(rows, columns, arrow) for rows in _all_now(options, part.conditions, columns) if rows)
         return
     for window in part.windows:
-        yield from (_batch(rows, arrow) for rows in _window(options, part, window) if rows)
+        yield from (record_batch(rows, columns, arrow) for rows in _window(options, part, window, columns) if rows)
     with connect(options.conninfo) as connection:
         found = attached(connection, options)
         found.require(part.floor, part.below)
@@ -204,67 +203,28 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _window(options: ReadOptions, part: OutboxPartition, window: Window) -> Iterator[list[Row]]:
+def _window(
+    options: ReadOptions, part: OutboxPartition, window: Window, columns: Sequence[str]
+) -> Iterator[PackedRows]:
     conditions = [*shard_conditions(part.shard, options.shards), *map(as_sql, part.conditions)]
     if window.last < HIGHEST_ID:
         conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
     selection = Selection(table=table_of(options).identifier, columns=_FOLLOWED, conditions=conditions)
-    source = SnapshotSource(options.conninfo, selection, subscription=NAME)
+    source = PackedWindow(options.conninfo, selection, subscription=NAME)
     try:
         with explained():
             source.open(window.position)
-        while True:
-            page = source.read(PAGE_ROWS)
-            if page is None:
-                return
-            yield list(page.rows)
-            if "cur" not in page.position:
-                return
+        yield from source.pages(columns)
     finally:
         source.close()
 
 
-def _all_now(options: ReadOptions, conditions: Sequence[Condition]) -> Iterator[list[Row]]:
+def _all_now(options: ReadOptions, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[PackedRows]:
     """Yield the pages of all rows in the outbox that meet the conditions, read by a single statement."""
-    with connect(options.conninfo) as connection:
+    with connect(options.conninfo, WAITS_FOR_CLIENT) as connection:
         table = table_of(options).identifier
         guard = require_all_rows(connection, [table])
         selection = Selection(table=table, columns=_PURGED, conditions=list(map(as_sql, conditions)), guard=guard)
-        statement = selection.fill(_ALL_NOW)
-        with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
-            lift_timeouts(connection)
-            cursor.execute(statement, {})
-            for rows in pages(cursor):
-                yield readable(cast("list[Row]", rows), connection)
-
-
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    ids, topics, keys, values, names, contents = zip(*rows, strict=True)
-    for record_id, name in zip(ids, contents, strict=True):
-        if name and isinstance(name[0], Unreadable):
-            raise RecordError(
-                f"the record {record_id} cannot be read",
-                evidence=str(name[0]),
-                next_step="correct it in the outbox, where it was written",
-            )
-    parts = [key.split(" ", 2) for key in keys]
-    columns = {
-        "id": ids,
-        "transaction_id": [int(xid) if xid else None for _, xid, _ in parts],
-        "create_time": [int(at) if at else None for at, _, _ in parts],
-        "kafka_topic": topics,
-        "kafka_key": [key for _, _, key in parts],
-        "kafka_value": values,
-        "kafka_header_keys": names,
-        "kafka_header_values": contents,
-    }
-    try:
-        return pa.RecordBatch.from_arrays(
-            [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
-        )
-    except (pa.ArrowException, UnicodeError) as error:
-        raise RecordError(
-            f"a record from {ids[0]} to {ids[-1]} has a value that Spark has no type for",
-            evidence=type(error).__name__,
-            next_step="check their headers, which are to be lists of text, and correct them where they were written",
-        ) from None
+        lift_timeouts(connection)
+        with translated():
+            yield from streamed(connection, selection, columns, _ALL_NOW)

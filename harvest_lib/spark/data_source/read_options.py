@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -19,24 +19,37 @@ from pyspark.sql.types import (
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.postgres.table_names import is_no_table
+from harvest_lib.spark.data_source.pushed import Condition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DSN_VARIABLE = "HARVEST_DSN"
 
-_BOTH = ("dsn", "password", "outbox", "shards")
+_BOTH = ("dsn", "password", "outbox", "shards", "topics", "columns")
 _BATCH_ONLY = ("archive", "snapshot")
 _STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
 _MOST_SHARDS = 1_000
 _SNAPSHOT = re.compile(r"[0-9]+:[0-9]+:([0-9]+(,[0-9]+)*)?@[0-9]+")
 _MOST_RECORDS = 10_000_000
 
+COLUMNS = (
+    "id",
+    "transaction_id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+)
+"""The columns of a read."""
+
 _VALUE_TYPES: Mapping[str, DataType] = {"text": StringType(), "bytea": BinaryType()}
 
 
-def _schema(value: DataType) -> StructType:
-    columns = {
+def _schema(value: DataType, chosen: Sequence[str]) -> StructType:
+    kinds = {
         "id": LongType(),
         "transaction_id": LongType(),
         "create_time": TimestampType(),
@@ -46,7 +59,7 @@ def _schema(value: DataType) -> StructType:
         "kafka_header_keys": ArrayType(StringType()),
         "kafka_header_values": ArrayType(StringType()),
     }
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+    return StructType([StructField(name, kinds[name]) for name in chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +74,10 @@ class ReadOptions:
     """`table` or `schema.table`."""
     shards: int = 1
     """Number of partitions, by key: per segment in a batch, per micro-batch in a stream."""
+    topics: tuple[str, ...] = ()
+    """The topics whose records are read. Default: all."""
+    columns: tuple[str, ...] = COLUMNS
+    """The columns to read, for Spark does not tell a source in Python which columns a query uses. Default: all."""
     archive: str | None = None
     """The URL of the outbox's archive, from which dropped segments are read. Default: none."""
     snapshot: str | None = None
@@ -101,9 +118,16 @@ class ReadOptions:
             archive=given.get("archive"),
             snapshot=_snapshot(given.get("snapshot")),
             shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
+            topics=_names("topics", given.get("topics")),
+            columns=_columns(given.get("columns")),
             max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two
         )
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The condition on the topic, if topics are named."""
+        return (Condition("kafka_topic", "in", self.topics),) if self.topics else ()
 
     @property
     def conninfo(self) -> str:
@@ -114,15 +138,19 @@ class ReadOptions:
 
 
 def read_schema(options: Mapping[str, str]) -> StructType:
-    """Return the schema of a read: values are binary where the outbox has bytes, else strings.
+    """Return the schema of a read: the columns of the option `columns`; values are binary where the outbox has bytes,
+    else strings.
 
     Raises ConfigError, OutboxTableError or DatabaseError.
     """
     # psycopg is needed on the driver alone, and only here.
     from harvest_lib.spark.data_source.outbox_rows import value_type  # noqa: PLC0415
 
-    given = {name: value for name, value in options.items() if name.lower() in ("dsn", "password", "outbox")}
-    return _schema(_VALUE_TYPES[value_type(ReadOptions.parse(given, streaming=False))])
+    needed = ("dsn", "password", "outbox", "columns")
+    given = ReadOptions.parse(
+        {name: value for name, value in options.items() if name.lower() in needed}, streaming=False
+    )
+    return _schema(_VALUE_TYPES[value_type(given)], given.columns)
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
@@ -147,15 +175,15 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
     return pa.schema([pa.field(each.name, kind(each.dataType), nullable=each.nullable) for each in schema])
 
 
-def check_schema(schema: StructType) -> None:
-    """Raise ConfigError unless a schema is a result of `read_schema`."""
+def check_schema(schema: StructType, columns: Sequence[str]) -> None:
+    """Raise ConfigError unless a schema is a result of `read_schema` with these columns."""
     found = schema.simpleString()
-    if found in [_schema(value).simpleString() for value in _VALUE_TYPES.values()]:
+    if found in [_schema(value, columns).simpleString() for value in _VALUE_TYPES.values()]:
         return
     raise ConfigError(
         f"the format outbox does not read as {found}",
         field="schema",
-        next_step="leave the schema out, and choose columns with select",
+        next_step="leave the schema out, and name columns by the option columns",
     )
 
 
@@ -186,6 +214,24 @@ def _snapshot(text: str | None) -> str | None:
             next_step="give it as `harvest subscriptions list` shows it: xmin:xmax:in,progress@system",
         )
     return text
+
+
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    found = tuple(each.strip() for each in text.split(","))
+    if not all(found) or len(set(found)) < len(found):
+        raise ConfigError(
+            f"{text[:80]!r} is no list of different names", field=option, next_step="separate the names by commas"
+        )
+    return found
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    found = _names("columns", text) or COLUMNS
+    if others := [each for each in found if each not in COLUMNS]:
+        raise ConfigError(f"a read has no column {others[0]!r}", field="columns", next_step=f"use {', '.join(COLUMNS)}")
+    return found
 
 
 def _number(name: str, text: str, most: int) -> int:

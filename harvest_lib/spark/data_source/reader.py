@@ -35,8 +35,8 @@ class SparkOutboxReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""
-        check_schema(schema)
         self.options = ReadOptions.parse(options, streaming=False)
+        check_schema(schema, self.options.columns)
         self.schema = schema
         self.conditions: list[Condition] = []
 

@@ -43,8 +43,8 @@ class OutboxFollower(DataSourceStreamReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""
-        check_schema(schema)
         self.options = ReadOptions.parse(options, streaming=True)
+        check_schema(schema, self.options.columns)
         self.schema = schema
         self._at: dict[str, Any] | None = None  # the current offset of the query, None until it is known
         self._first: dict[str, Any] | None = None  # the offset for the value `now` of `startingOffsets`
@@ -71,7 +71,14 @@ class OutboxFollower(DataSourceStreamReader):
             return []
         floor = required_from(start, end)
         return [
-            OutboxPartition(windows=windows, shard=shard, floor=floor, below=None, offsets=(start, end))
+            OutboxPartition(
+                windows=windows,
+                shard=shard,
+                floor=floor,
+                below=None,
+                offsets=(start, end),
+                conditions=self.options.conditions,
+            )
             for shard in range(self.options.shards)
         ]
 

@@ -127,6 +127,15 @@ def test_micro_batches_are_bounded(native, follow):
     assert stream.ids() == [*range(1, 41), 50, *range(41, 50)]
 
 
+def test_a_stream_of_some_topics_has_their_records_alone_and_counts_no_others(native, follow):
+    append(native.connection, [OutboxRecord(topic="ab"[n % 2], key="k", value=str(n)) for n in range(40)])
+    stream = follow(topics="b", columns="id,kafka_topic", maxRecordsPerBatch="7")
+    stream.run_until(20)
+    assert stream.ids() == list(range(2, 41, 2))
+    assert [len(stream.batches[number][-1]) for number in range(3)] == [7, 7, 6]
+    assert {tuple(row) for row in stream.rows()} == {("id", "kafka_topic")}
+
+
 @pytest.mark.skipif(HAS_TARGETS, reason="Spark 4.2 takes all that is available")
 def test_a_query_that_stops_within_a_window_goes_on_there(native, follow):
     stream = follow(maxRecordsPerBatch="7")
