@@ -22,8 +22,9 @@ from harvest_lib.consume.transaction import Application, GroupApplication, Trans
 from harvest_lib.grants.consumer import consumer_grants
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.message_id import Clock, Flag, MalformedId, MessageId, new_producer_id, pack, unpack
+from harvest_lib.sequencing.producer_state import ProducerState
 from harvest_lib.sequencing.publisher import Intent, Publisher
-from harvest_lib.sequencing.sequencer import Committed, ProducerState, Replay, Sequencer
+from harvest_lib.sequencing.sequencer import Committed, Replay, Sequencer
 
 __all__ = [
     "Application",

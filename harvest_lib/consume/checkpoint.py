@@ -8,8 +8,8 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.record.last_read import LastRead
+from harvest_lib.sequencing.producer_state import ProducerState
 from harvest_lib.sequencing.publisher import Intent
-from harvest_lib.sequencing.sequencer import ProducerState
 
 
 class ShardId(NamedTuple):
@@ -43,16 +43,12 @@ class Checkpoint:
     last: LastRead | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as values for JSON. Clocks are strings because some readers of JSON cannot hold 64
-        bits."""
+        """Return the checkpoint as values for JSON."""
         return {
             "shard": list(self.shard),
             "topic_id": self.topic_id,
             "offset": self.offset,
-            "producers": [
-                [f"{each.producer:x}", str(each.acknowledged), each.begin, str(each.newest), str(each.ack)]
-                for each in self.producers
-            ],
+            "producers": [each.to_json() for each in self.producers],
             "intents": [each.to_json() for each in self.intents],
             **({} if self.last is None else {"last": list(self.last)}),
         }
@@ -65,12 +61,7 @@ class Checkpoint:
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],
             offset=value["offset"],
-            producers=tuple(
-                ProducerState(
-                    producer=int(producer, 16), acknowledged=int(clock), begin=begin, newest=int(newest), ack=int(ack)
-                )
-                for producer, clock, begin, newest, ack in value["producers"]
-            ),
+            producers=tuple(map(ProducerState.of_json, value["producers"])),
             intents=tuple(map(Intent.of_json, value["intents"])),
             last=LastRead.of_json(value.get("last")),
         )

@@ -256,10 +256,7 @@ class Shard:
         return self._stride
 
     def _prune(self, sequencer: Sequencer) -> None:
-        age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
-        # Age is counted from the log's newest time: from the present time, producers of a backlog would be forgotten
-        # while the backlog is read. A future time in the log does not count.
-        if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
+        if forgotten := sequencer.prune_older(self._limits.prune_after_seconds, time.time_ns()):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
     # -- failures

@@ -29,29 +29,24 @@ from typing import TypeAlias
 
 from harvest_lib.record.last_read import LastRead
 from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message, bytes_of
-from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
+from harvest_lib.sequencing.message_id import (
+    CLOCKS_PER_SECOND,
+    ZERO,
+    Flag,
+    MalformedId,
+    clock_at,
+    parts,
+    unpack,
+)
 from harvest_lib.sequencing.pending_runs import find_runs
+from harvest_lib.sequencing.producer_state import NOTHING_PENDING, ProducerState
 
 RING_BYTES = 32 * 2**20
-_NOTHING = -1
 _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
 
 
 Committed: TypeAlias = Sequence[Message]
 """Messages to be processed within the same transaction, in the order of their clocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerState:
-    """State of a producer. `acknowledged`: the clock of its last committed message or acknowledgement. `begin`: the
-    offset of its first pending message, -1 without pending messages. `newest`: the clock of its newest message."""
-
-    producer: int
-    acknowledged: int
-    begin: int = _NOTHING
-    newest: int = 0
-    ack: int = 0
-    """The clock of the last acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +83,7 @@ class _Producer:
 
     __slots__ = ("ack", "acknowledged", "begin", "held", "held_bytes", "newest")
 
-    def __init__(self, acknowledged: int, begin: int = _NOTHING, newest: int = 0, ack: int = 0) -> None:
+    def __init__(self, acknowledged: int, begin: int = NOTHING_PENDING, newest: int = 0, ack: int = 0) -> None:
         self.ack = ack
         self.acknowledged = acknowledged
         self.newest = max(acknowledged, newest)
@@ -175,6 +170,15 @@ class Sequencer:
             self._let_go(producer, self._producers.pop(producer))
         return len(old)
 
+    def prune_older(self, seconds: float, now_nanoseconds: int) -> int:
+        """Forget producers whose last message is older than the log's newest message by more than `seconds`. Return
+        their number. `now_nanoseconds` is the present time since 1970.
+
+        Age is counted from the log's newest time: from the present time, producers of a backlog would be forgotten
+        while the backlog is read. A future time in the log does not count.
+        """
+        return self.prune(min(self.newest, clock_at(now_nanoseconds)) - int(seconds * CLOCKS_PER_SECOND))
+
     def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
         """Take the next messages of the log, in order of their offsets. For each acknowledgement, yield the messages
         that it commits. A message is taken only when the next result is requested.
@@ -249,7 +253,7 @@ class Sequencer:
                 yield (message,)
 
     def _hold(self, message: Message, producer: int, known: _Producer) -> None:
-        if known.begin == _NOTHING:
+        if known.begin == NOTHING_PENDING:
             known.begin = message.offset
             known.held = GrowingBatch([], [], [])
             self._holding[producer] = known
@@ -281,7 +285,7 @@ class Sequencer:
         clock count as repetitions."""
         self._let_go(producer, known)
         known.acknowledged = known.newest = clock
-        known.begin = _NOTHING
+        known.begin = NOTHING_PENDING
 
     def _acknowledge(self, offset: int, producer: int, known: _Producer, clock: int) -> Committed | Replay | None:
         begin, after, newest, held = known.begin, known.acknowledged, known.newest, known.held
@@ -295,7 +299,7 @@ class Sequencer:
             self.out_of_order += clock < after
             self.rolled_back += len(held or ())
             return None
-        if begin == _NOTHING:
+        if begin == NOTHING_PENDING:
             self.empty += 1
             return None
         if held is None:

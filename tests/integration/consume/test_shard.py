@@ -12,7 +12,7 @@ from harvest_lib.consume import Fenced, KeyValueStore, PostgresStore
 from harvest_lib.consume.checkpoint import Checkpoint
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
-from harvest_lib.sequencing.sequencer import ProducerState
+from harvest_lib.sequencing.producer_state import ProducerState
 
 pytestmark = pytest.mark.quick
 
