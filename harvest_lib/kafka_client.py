@@ -122,12 +122,12 @@ KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
 _REPEAT_SECONDS = 30.0
 
 _STEP_SECONDS = 0.2
-# Errors that a broker returns for a partition without a known leader: the partition is new, or its leader changes.
-_NO_LEADER_YET = (
+NO_LEADER_YET = (
     ClientError.LEADER_NOT_AVAILABLE,
     ClientError.NOT_LEADER_FOR_PARTITION,
     ClientError.UNKNOWN_TOPIC_OR_PART,
 )
+"""Errors that a broker returns for a partition without a known leader: the partition is new, or its leader changes."""
 
 
 class _Calm(logging.Filter):
@@ -309,7 +309,7 @@ def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: flo
             remaining = max(_STEP_SECONDS, deadline.remaining_seconds)
             first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=remaining)
         except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER_YET or deadline.passed:
+            if error.args[0].code() not in NO_LEADER_YET or deadline.passed:
                 raise
             time.sleep(_STEP_SECONDS)
         else:

@@ -165,10 +165,14 @@ def misleading_header(names: Sequence[str], contents: Sequence[str | bytes | Non
     for name, content in zip(names, contents, strict=False):
         if content is None or name not in HEADERS:
             continue
-        value = content if isinstance(content, bytes) else content.encode()
-        if _is_message_id(value) if name == MESSAGE_ID else _is_origin(value):
+        if reads_as_ours(name, content if isinstance(content, bytes) else content.encode()):
             return name
     return ""
+
+
+def reads_as_ours(name: str, value: bytes) -> bool:
+    """Return True if readers take a header for a header of the harvester. The name is no proof."""
+    return _is_message_id(value) if name == MESSAGE_ID else name == HEADER_NAME and _is_origin(value)
 
 
 def _is_message_id(value: bytes) -> bool:

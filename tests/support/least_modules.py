@@ -258,6 +258,8 @@ EXEMPT = {
     "integration/spark/test_audit_row_security": _SPARK_AUDIT,
     "integration/spark/test_contracts": _SINK,
     "integration/spark/test_harvested": _SPARK_READER,
+    "integration/spark/test_harvested_stream": _SPARK_READER,
+    "integration/spark/test_topic_reader": _SPARK_READER,
     "integration/spark/test_outbox_connect": _SPARK_READER,
     "integration/spark/test_outbox_reader": _SPARK_READER,
     "integration/spark/test_outbox_stream_reader": _SPARK_READER,

@@ -1,4 +1,4 @@
-"""Streams of the format `outbox`, and a DSN that it takes."""
+"""Streams of the formats `outbox` and `harvested`, and a DSN that the first takes."""
 
 import json
 
@@ -31,6 +31,9 @@ class Followed:
         self.batches = {}
         self.fail_at = None
 
+    def frame(self):
+        return self.spark.readStream.format("outbox").options(dsn=self.dsn, **self.options).load()
+
     def keep(self, frame, number):
         rows = [row.asDict() for row in frame.collect()]
         self.batches.setdefault(number, []).append(rows)
@@ -47,8 +50,7 @@ class Followed:
         return query
 
     def _start(self, **trigger):
-        frame = self.spark.readStream.format("outbox").options(dsn=self.dsn, **self.options).load()
-        query = frame.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(self.checkpoint))
+        query = self.frame().writeStream.foreachBatch(self.keep).option("checkpointLocation", str(self.checkpoint))
         return query.trigger(**(trigger or {"processingTime": "50 milliseconds"})).start()
 
     def run(self):
@@ -75,7 +77,28 @@ class Followed:
     def ids(self):
         return [row["id"] for row in self.rows()]
 
+    def forget_commit(self):
+        """Delete the newest entry of the query's commit log, so that Spark repeats that micro-batch."""
+        newest = max((self.checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        return int(newest.name)
+
     def offset(self):
         """Return the newest offset that the checkpoint has."""
         newest = max((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
         return json.loads(newest.read_text().splitlines()[-1])
+
+
+class FollowedTopics(Followed):
+    """A stream of topics."""
+
+    def __init__(self, spark, servers, topics, checkpoint, **options):
+        super().__init__(spark, "", checkpoint, **options)
+        self.given = {"kafka.bootstrap.servers": servers, "topics": ",".join(topics)}
+
+    def frame(self):
+        return self.spark.readStream.format("harvested").options(**self.given, **self.options).load()
+
+    def ids(self):
+        return [row["outbox_id"] for row in self.rows()]

@@ -1,4 +1,5 @@
-"""The data source `outbox` of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`.
+"""The data sources of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`, and
+`spark.dataSource.register(HarvestedDataSource)`, then `format("harvested")`.
 
 For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_lib.spark.data_source.write_options`.
 """
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-__all__ = ["OutboxDataSource"]
+__all__ = ["HarvestedDataSource", "OutboxDataSource"]
 
 
 class OutboxDataSource(DataSource):
@@ -67,3 +68,34 @@ class OutboxDataSource(DataSource):
         from harvest_lib.spark.data_source.writer import OutboxStreamWriter  # noqa: PLC0415 - as above
 
         return OutboxStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+class HarvestedDataSource(DataSource):
+    """Read what the harvester delivered to topics as a frame or a stream. It needs no Java library.
+
+    The columns are those of `harvest_lib.spark.data_source.harvested.harvested`, the options the fields of
+    `harvest_lib.spark.data_source.topic_options.TopicOptions`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format`."""
+        return "harvested"
+
+    def schema(self) -> "StructType":
+        """Return the schema of a read."""
+        from harvest_lib.spark.data_source.topic_options import SCHEMA  # noqa: PLC0415 - the outbox does not need it
+
+        return SCHEMA
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """Return the reader of `spark.read`, which reads topics up to their present ends."""
+        from harvest_lib.spark.data_source.topic_reader import TopicBatchReader  # noqa: PLC0415 - as above
+
+        return TopicBatchReader(self.options, schema)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
+        """Return the reader of `spark.readStream`, which follows topics."""
+        from harvest_lib.spark.data_source.versions import topic_reader_class  # noqa: PLC0415 - as above
+
+        return topic_reader_class()(self.options, schema)

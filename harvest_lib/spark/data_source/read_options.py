@@ -10,6 +10,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -117,10 +118,10 @@ class ReadOptions:
             outbox=_table(given.get("outbox", "outbox")),
             archive=given.get("archive"),
             snapshot=_snapshot(given.get("snapshot")),
-            shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
+            shards=positive_number("shards", given.get("shards", "1"), _MOST_SHARDS),
             topics=_names("topics", given.get("topics")),
             columns=_columns(given.get("columns")),
-            max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
+            max_records=None if most is None else positive_number("maxRecordsPerBatch", most, _MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two
         )
 
@@ -154,13 +155,14 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
-    """Return the Arrow schema of a result of `read_schema`, as Spark expects it: times are microseconds in UTC.
+    """Return the Arrow schema of a schema of this package, as Spark expects it: times are microseconds in UTC.
 
     Spark's own function is no public API, and its parameters differ between Spark 4.1 and 4.2.
     """
     import pyarrow as pa  # noqa: PLC0415 - a plan does not need it
 
     kinds: dict[type[DataType], pa.DataType] = {
+        IntegerType: pa.int32(),
         LongType: pa.int64(),
         TimestampType: pa.timestamp("us", "UTC"),
         StringType: pa.string(),
@@ -170,6 +172,8 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
     def kind(of: DataType) -> pa.DataType:
         if isinstance(of, ArrayType):
             return pa.list_(pa.field("element", kind(of.elementType), nullable=of.containsNull))
+        if isinstance(of, StructType):
+            return pa.struct([pa.field(each.name, kind(each.dataType), nullable=each.nullable) for each in of])
         return kinds[type(of)]
 
     return pa.schema([pa.field(each.name, kind(each.dataType), nullable=each.nullable) for each in schema])
@@ -234,7 +238,8 @@ def _columns(text: str | None) -> tuple[str, ...]:
     return found
 
 
-def _number(name: str, text: str, most: int) -> int:
+def positive_number(name: str, text: str, most: int) -> int:
+    """Return the number in an option. Raises ConfigError unless it is from 1 to `most`."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
         raise ConfigError(f"{text!r} is no number from 1 to {most}", field=name, next_step="correct the option")
     return int(text)

@@ -25,10 +25,11 @@ none, the next one.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.spark.data_source.follower import Follower
 from harvest_lib.spark.data_source.read_options import ReadOptions, check_schema
 from harvest_lib.spark.data_source.windows import OutboxPartition, beginning, required_from, windows_between
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from harvest_lib.spark.data_source.ahead import Ahead
 
 
-class OutboxFollower(DataSourceStreamReader):
+class OutboxFollower(Follower):
     """The common parts of the readers for all versions of Spark."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -46,9 +47,12 @@ class OutboxFollower(DataSourceStreamReader):
         self.options = ReadOptions.parse(options, streaming=True)
         check_schema(schema, self.options.columns)
         self.schema = schema
-        self._at: dict[str, Any] | None = None  # the current offset of the query, None until it is known
-        self._first: dict[str, Any] | None = None  # the offset for the value `now` of `startingOffsets`
         self._ahead: Ahead | None = None
+
+    @property
+    def max_records(self) -> int | None:
+        """The option `maxRecordsPerBatch`; None without a limit."""
+        return self.options.max_records
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a query without a checkpoint starts."""
@@ -89,9 +93,6 @@ class OutboxFollower(DataSourceStreamReader):
 
         return outbox_rows.read(self.options, partition, self.schema)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the outbox does not store the offsets of a query."""
-
     def stop(self) -> None:
         """Close the connection."""
         ahead, self._ahead = self._ahead, None
@@ -111,7 +112,6 @@ class OutboxFollower(DataSourceStreamReader):
             outbox_rows.require_seen(connection, self.options, offsets)
 
     def _following(self, at: dict[str, Any], limit: int | None, until: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the offset that is at most `limit` records after `at`, and not after the offset `until`."""
         try:
             return self._next(at, limit, until)
         except DatabaseUnavailable:
@@ -135,6 +135,14 @@ class OutboxFollower(DataSourceStreamReader):
         if "cur" in end:
             return {**end, "floor": found.floor, "closed": closed, "closes": closes}
         return {**end, "floor": found.floor, "closed": closes}
+
+    def _is_read(self, start: dict[str, Any], target: dict[str, Any]) -> bool:
+        from harvest_lib.source.pg_snapshot import Snapshot  # noqa: PLC0415 - its package loads psycopg
+
+        return "cur" not in start and Snapshot.parse(start["prev"]).covers(Snapshot.parse(target["prev"]))
+
+    def _is_behind(self, end: dict[str, Any]) -> bool:
+        return "cur" in end
 
 
 class OutboxStreamReader(OutboxFollower):

@@ -1,21 +1,18 @@
 """`harvested`: the records delivered to topics, each once, whatever was aborted, repeated or is pending."""
 
 import random
-import time
-from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql.types import StructType
 from support.outbox import read_topic
 from support.subscribed import Subscribed
+from support.topic_sender import Pending, Sender
 
 from harvest_lib.consume import Sequencer
 from harvest_lib.errors import ConfigError, TopicMissing
-from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.batch import Message
-from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
+from harvest_lib.sequencing.message_id import Flag, new_producer_id, pack
 from harvest_lib.spark.data_source.harvested import harvested
 from harvest_lib.spark.data_source.sequenced import committed
 
@@ -29,23 +26,6 @@ def outbox(dsn, make_topic, bootstrap_servers, group_id):
     made = Subscribed(dsn, make_topic(partitions=3), bootstrap_servers, group_id)
     yield made
     made.close()
-
-
-class Sender:
-    """Sends what a harvester could have sent."""
-
-    def __init__(self, servers, topic, **settings):
-        self.producer, self.topic = Producer({"bootstrap.servers": servers, "linger.ms": 0, **settings}), topic
-
-    def send(self, record_id, *headers, key="k"):
-        own = [*headers, (HEADER_NAME, stamp(uuid4())(record_id)), ("event", b"e")]
-        self.producer.produce(self.topic, value=b"v", key=key, partition=0, headers=own)
-
-    def acknowledge(self, message):
-        self.producer.produce(self.topic, value=None, partition=0, headers=[(message_id.HEADER_NAME, message)])
-
-    def flush(self):
-        assert self.producer.flush(60) == 0
 
 
 def ids(spark, servers, topic):
@@ -109,23 +89,16 @@ def test_what_kafka_aborted_or_has_open_does_not_come(spark, make_topic, bootstr
 
 def test_what_is_pending_or_rolled_back_does_not_come(spark, make_topic, bootstrap_servers):
     topic = make_topic(partitions=1)
-    sender, clock, first, second = Sender(bootstrap_servers, topic), Clock(time.time_ns), *_producers(2)
-
-    def pending(producer, record_id):
-        tick = clock.tick()
-        sender.send(record_id, (message_id.HEADER_NAME, pack(producer, tick, Flag.CONTINUE_TXN)))
-        return tick
-
-    acknowledged = pending(first, 1)
-    pending(second, 2)
-    pending(first, 3)
-    sender.acknowledge(pack(first, acknowledged, Flag.ACK_TXN))  # the first, not the second
-    pending(second, 4)
-    sender.flush()
+    sender = Sender(bootstrap_servers, topic)
+    first, second = Pending(sender), Pending(sender)
+    acknowledged = first.send(1)
+    second.send(2)
+    first.send(3)
+    first.acknowledge(acknowledged)  # the first, not the second
+    second.send(4)
     assert ids(spark, bootstrap_servers, topic) == [1]
-    sender.acknowledge(pack(second, clock.tick(), Flag.ACK_TXN))
-    pending(second, 5)
-    sender.flush()
+    second.acknowledge()
+    second.send(5)
     assert ids(spark, bootstrap_servers, topic) == [1, 2, 4]
 
 

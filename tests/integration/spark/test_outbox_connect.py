@@ -1,10 +1,12 @@
-"""`format("outbox")` and `harvested` read by way of Spark Connect: the client has neither Java nor a driver."""
+"""The formats `outbox` and `harvested`, by way of Spark Connect: the client has neither Java nor a driver."""
 
 import pytest
 from support.outbox_format import connected
 from support.outbox_source import HAS_TARGETS
 from support.spark import java_named
+from support.topic_sender import Sender
 
+from harvest_lib.spark.data_source import HarvestedDataSource
 from harvest_lib.spark.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -34,4 +36,15 @@ def test_outbox_and_topics_are_read_by_way_of_connect(
     with pytest.raises(Exception, match="'none' is no number from 1 to"):
         spark.read.format("outbox").options(dsn=native.dsn, shards="none").load().collect()
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as `builder.remote` does, which was not asked here
-    assert harvested(spark, [make_topic()], kafka={"bootstrap.servers": bootstrap_servers}).count() == 0
+    topic = make_topic()
+    assert harvested(spark, [topic], kafka={"bootstrap.servers": bootstrap_servers}).count() == 0
+    sender = Sender(bootstrap_servers, topic)
+    sender.send(7)
+    sender.flush()
+    spark.dataSource.register(HarvestedDataSource)
+    options = {"kafka.bootstrap.servers": bootstrap_servers, "topics": topic}
+    assert [row.outbox_id for row in spark.read.format("harvested").options(**options).load().collect()] == [7]
+    stream = spark.readStream.format("harvested").options(**options).load().writeStream.format("parquet")
+    query = stream.option("checkpointLocation", str(tmp_path / "delivered-checkpoint")).trigger(availableNow=True)
+    query.start(str(tmp_path / "delivered")).awaitTermination()
+    assert [row.outbox_id for row in spark.read.parquet(str(tmp_path / "delivered")).collect()] == [7]

@@ -16,6 +16,7 @@ MODULES = (
     "test_column_names.py",
     "test_data_source_writing.py",
     "test_harvested.py",
+    "test_harvested_stream.py",
     "test_outbox_connect.py",
     "test_outbox_reader.py",
     "test_outbox_sink.py",
@@ -24,6 +25,7 @@ MODULES = (
     "test_replay.py",
     "test_restored.py",
     "test_snapshot_option.py",
+    "test_topic_reader.py",
 )
 
 

@@ -1,0 +1,49 @@
+"""Sends records as harvesters send them, pending and acknowledged too, and what others send."""
+
+import time
+from uuid import uuid4
+
+from confluent_kafka import Producer
+
+from harvest_lib.record.header import HEADER_NAME, stamp
+from harvest_lib.sequencing import message_id
+from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
+
+
+class Sender:
+    """Sends what a harvester could have sent."""
+
+    def __init__(self, servers, topic, **settings):
+        self.producer, self.topic = Producer({"bootstrap.servers": servers, "linger.ms": 0, **settings}), topic
+
+    def send(self, record_id, *headers, key="k", value=b"v", partition=0, **options):
+        own = [*headers, (HEADER_NAME, stamp(uuid4())(record_id)), ("event", b"e")]
+        self.producer.produce(self.topic, value=value, key=key, partition=partition, headers=own, **options)
+
+    def acknowledge(self, message, partition=0):
+        headers = [(message_id.HEADER_NAME, message)]
+        self.producer.produce(self.topic, value=None, partition=partition, headers=headers)
+
+    def flush(self):
+        assert self.producer.flush(60) == 0
+
+
+class Pending:
+    """A sender of `delivery: sequenced`, whose records are pending until it acknowledges them."""
+
+    def __init__(self, sender):
+        self.sender, self.id, self.clock = sender, new_producer_id(), Clock(time.time_ns)
+
+    def send(self, *record_ids, partition=0):
+        """Send pending records, and return the clock of the last one."""
+        for record_id in record_ids:
+            tick = self.clock.tick()
+            header = (message_id.HEADER_NAME, pack(self.id, tick, Flag.CONTINUE_TXN))
+            self.sender.send(record_id, header, partition=partition)
+        self.sender.flush()
+        return tick
+
+    def acknowledge(self, tick=None, partition=0):
+        """Commit what is pending, or only up to the clock `tick` and roll back the rest."""
+        self.sender.acknowledge(pack(self.id, tick or self.clock.tick(), Flag.ACK_TXN), partition)
+        self.sender.flush()
