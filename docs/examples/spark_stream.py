@@ -14,8 +14,6 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from harvest_lib.spark.data_source import OutboxDataSource
-
 PLACED = "order_id bigint, customer string, quantity int, price decimal(12, 2), placed_at timestamp"
 
 
@@ -23,7 +21,6 @@ def main() -> None:
     """Start the query, and wait for it."""
     files, checkpoint, topic = sys.argv[1:]
     spark = SparkSession.builder.appName("orders").getOrCreate()
-    spark.dataSource.register(OutboxDataSource)
 
     placed = spark.readStream.schema(PLACED).option("maxFilesPerTrigger", 10).json(files)
     orders = placed.select(

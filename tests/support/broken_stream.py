@@ -4,6 +4,8 @@ import importlib.util
 import uuid
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from harvest_lib.spark.data_source import OutboxDataSource
 from harvest_lib.spark.data_source.writer import OutboxStreamWriter
 
@@ -24,5 +26,5 @@ if __name__ == "__main__":
     spec = importlib.util.spec_from_file_location("spark_stream", _EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    example.OutboxDataSource = BrokenSource
+    SparkSession.builder.getOrCreate().dataSource.register(BrokenSource)
     example.main()

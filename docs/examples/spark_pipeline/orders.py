@@ -10,10 +10,7 @@ import os
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from harvest_lib.spark.data_source import OutboxDataSource
-
 spark = SparkSession.active()
-spark.dataSource.register(OutboxDataSource)
 
 dp.create_sink(
     "orders_outbox",

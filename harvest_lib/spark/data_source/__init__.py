@@ -1,5 +1,8 @@
-"""The data sources of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`, and
-`spark.dataSource.register(HarvestedDataSource)`, then `format("harvested")`.
+"""The data sources of Spark, `format("outbox")` and `format("harvested")`.
+
+Spark finds them by the modules `pyspark_outbox` and `pyspark_harvested` where its Python workers run. Elsewhere, for
+instance on a server of Spark Connect that lacks these modules, a session registers them:
+`spark.dataSource.register(OutboxDataSource)`, `spark.dataSource.register(HarvestedDataSource)`.
 
 For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_lib.spark.data_source.write_options`.
 """
@@ -10,9 +13,11 @@ import pyspark
 
 from harvest_lib.spark.data_source.versions import require_tested
 
-require_tested(pyspark.__version__)  # Spark 3 has no data sources in Python
-
-from pyspark.sql.datasource import DataSource  # noqa: E402 - as above
+try:
+    from pyspark.sql.datasource import DataSource
+except ModuleNotFoundError:
+    require_tested(pyspark.__version__)  # Spark 3 has no data sources in Python
+    raise
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -28,6 +33,11 @@ __all__ = ["HarvestedDataSource", "OutboxDataSource"]
 
 class OutboxDataSource(DataSource):
     """Write frames and streams into an outbox, each batch once, and read an outbox as a frame or a stream."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Raises ConfigError in a Spark that is not tested. It may be imported there, as `pyspark_outbox` does."""
+        require_tested(pyspark.__version__)
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -11,6 +11,7 @@ import pyspark
 import pytest
 
 from harvest_lib.errors import ConfigError, OutboxTableError
+from harvest_lib.spark.data_source import OutboxDataSource
 from harvest_lib.spark.data_source.versions import require_tested
 from harvest_lib.spark.data_source.write_options import WriteOptions, options_named
 from harvest_lib.spark.outbox_sink import BatchId, Fixed
@@ -122,9 +123,16 @@ def test_a_tested_version_of_spark_is_accepted(version):
 
 
 @pytest.mark.parametrize("version", ["3.5.7", "4.4.0", "5.0.0", "dev"])
-def test_another_version_of_spark_is_refused_before_anything_of_it_is_imported(version, monkeypatch):
+def test_another_version_of_spark_is_refused_when_the_format_is_used(version, monkeypatch):
     monkeypatch.setattr(pyspark, "__version__", version)
-    monkeypatch.delitem(sys.modules, "harvest_lib.spark.data_source")
     with pytest.raises(ConfigError, match=f"not tested with Spark {version}") as refused:
-        importlib.import_module("harvest_lib.spark.data_source")
+        OutboxDataSource({})
     assert "use Spark 4.0 to 4.3" in refused.value.next_step
+
+
+def test_a_spark_without_data_sources_in_python_is_refused_at_the_import(monkeypatch):
+    monkeypatch.setattr(pyspark, "__version__", "3.5.7")
+    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)
+    monkeypatch.delitem(sys.modules, "harvest_lib.spark.data_source")
+    with pytest.raises(ConfigError, match=r"not tested with Spark 3\.5\.7"):
+        importlib.import_module("harvest_lib.spark.data_source")
