@@ -18,11 +18,13 @@ STAGING_SCHEMA = "harvest_spark"
 
 CREATE_LEDGER: LiteralString = """
 CREATE TABLE IF NOT EXISTS {ledger} (
-    batch        text PRIMARY KEY,
-    rows         bigint NOT NULL,
-    content_hash text NOT NULL,
-    run          text NOT NULL,
-    promoted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    batch           text PRIMARY KEY,
+    rows            bigint NOT NULL,
+    content_hash    text NOT NULL,
+    run             text NOT NULL,
+    promoted_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    staging_seconds double precision,
+    promote_seconds double precision
 )
 """
 

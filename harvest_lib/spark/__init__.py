@@ -11,6 +11,7 @@ sink                batches into Postgres: staged by Spark, promoted in one tran
 flights             the flights' data set, and the common parts of both loads
 quality             contracts of flights, outbox rows and summaries; expectations of an audit
 summaries           the sum of the batches of a run
+listener            tells what each micro-batch of a stream did
 command             options, output and exit codes of the command lines
 session             the Spark session
 errors              errors that only a Spark job raises

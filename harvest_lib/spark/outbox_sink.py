@@ -23,10 +23,11 @@ from harvest_lib.spark.command import Parser, run, tell
 from harvest_lib.spark.errors import EmptyBatch, SourceError
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink import through_driver
-from harvest_lib.spark.sink.batches import BatchReport, copy_batch, load_batch
+from harvest_lib.spark.sink.batches import copy_batch, load_batch
 from harvest_lib.spark.sink.database import Tables, connect, jdbc_target
 from harvest_lib.spark.sink.plan import checked_plan, make_tables
 from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records, one_or_several
+from harvest_lib.spark.sink.report import BatchReport
 from harvest_lib.spark.sink.staging import sentence_of
 
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from harvest_lib.spark.sink.batches import BatchReport
+from harvest_lib.spark.sink.report import BatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ from harvest_lib.spark.data_source import OutboxDataSource
 from harvest_lib.spark.outbox_sink import BatchId, Fixed
 
 ROOT = Path(__file__).parents[2]
+CAPTURES_LOGS = not pyspark.__version__.startswith("4.0.")
+"""Whether this Spark can capture log lines of Python workers."""
 _LISTENS = re.compile(r"started at: \S*:(\d+)\s")
 
 
@@ -32,10 +34,8 @@ def environment():
 
 
 @contextmanager
-def connected(folder):
-    """Start a server of Spark Connect and return a session with it. A task may fail three times."""
-    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - not beside a classic session, elsewhere
-
+def connect_server(folder):
+    """Start a server of Spark Connect and return its address. A task may fail three times."""
     settings = {
         "spark.master": "local[2,4]",
         "spark.jars": ",".join(map(str, all_jars())),
@@ -60,11 +60,20 @@ def connected(folder):
         try:
             while (port := _LISTENS.search(log.read_text())) is None:
                 assert server.poll() is None, log.read_text()[-3_000:]
-            session = SparkSession.builder.remote(f"sc://127.0.0.1:{port.group(1)}").getOrCreate()
-            yield session
-            session.stop()
+            yield f"sc://127.0.0.1:{port.group(1)}"
         finally:
             server.kill()  # all that it has is in the folder
+
+
+@contextmanager
+def connected(folder):
+    """Return a session with a server of Spark Connect of its own."""
+    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - not beside a classic session, elsewhere
+
+    with connect_server(folder) as address:
+        session = SparkSession.builder.remote(address).getOrCreate()
+        yield session
+        session.stop()
 
 
 @contextmanager
@@ -153,12 +162,13 @@ class FileStream:
         frame = self.spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1)
         return frame.json(str(self.files))
 
-    def run(self, frame=None, *, foreach=None, **options):
+    def run(self, frame=None, *, foreach=None, query_name=None, **options):
         """Write all files there are, by the format or by a function. Raises what has stopped the query."""
         options = target(self.database.dsn, stream=self.name, orderBy="n") | options
         given = {name: value for name, value in options.items() if value is not None}
         writer = (frame or self.frame()).writeStream
         writer = writer.foreachBatch(foreach) if foreach else writer.format("outbox").options(**given)
+        writer = writer.queryName(query_name) if query_name else writer
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         try:
             query.awaitTermination()

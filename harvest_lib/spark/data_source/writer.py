@@ -12,7 +12,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import psycopg
@@ -30,7 +30,8 @@ from harvest_lib.spark.sink.database import Tables, connect
 from harvest_lib.spark.sink.plan import WritePlan, checked_plan, make_tables
 from harvest_lib.spark.sink.promotion import LedgerEntry, promote, refused
 from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource
-from harvest_lib.spark.sink.staging_tables import Staged, clear_staging, new_run
+from harvest_lib.spark.sink.report import BatchReport, log_report, show_in_worker
+from harvest_lib.spark.sink.staging_tables import Staged, clear_staging, new_run, seconds_since
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -98,7 +99,7 @@ class _Writer:
             copy_batches(iterator, dsn=self._dsn, plan=self.plan, staged=staged, partition=context.partitionId())
         )
 
-    def _promote(self, messages: Sequence[WriterCommitMessage | None], batch: str) -> tuple[LedgerEntry, bool] | None:
+    def _promote(self, messages: Sequence[WriterCommitMessage | None], batch: str) -> BatchReport:
         attempts = [message.staged for message in messages if isinstance(message, StagedPartition)]
         runs = {each.run for each in attempts} or {self._run}
         if len(attempts) != len(messages) or len(runs) != 1:
@@ -107,12 +108,21 @@ class _Writer:
             )
         named = {each.partition: (each.attempt, each.rows) for each in attempts if each.rows}
         staged = Staged(batch=self._label, run=runs.pop(), named=named)
+        began = time.monotonic()
         with options_named():
-            return _connected(
-                self._dsn,
-                lambda connection: promote(connection, batch, None, staged=staged, plan=self.plan),
-                _COMMIT_SECONDS,
+            staging_seconds, promoted = _connected(
+                self._dsn, lambda connection: self._promoted(connection, batch, staged), _COMMIT_SECONDS
             )
+        show_in_worker()
+        return log_report(
+            BatchReport.of(batch, promoted, staging_seconds=staging_seconds, promote_seconds=time.monotonic() - began)
+        )
+
+    def _promoted(
+        self, connection: psycopg.Connection, batch: str, staged: Staged
+    ) -> tuple[float, tuple[LedgerEntry, bool] | None]:
+        seconds = seconds_since(connection, staged.run)
+        return seconds, promote(connection, batch, None, staged=replace(staged, seconds=seconds), plan=self.plan)
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the staged rows of tasks that sent a message. The next promotion of the same name deletes the staged
@@ -152,7 +162,7 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
         PromotionRefused."""
         if self.options.dry_run:
             return
-        if self._promote(messages, self.options.name) is None and not self.options.allow_empty:
+        if self._promote(messages, self.options.name).status == "empty" and not self.options.allow_empty:
             raise EmptyBatch(
                 f"batch {self.options.name} is empty",
                 evidence="Spark computed 0 rows",

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell
 from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, add_options, follow, opened
-from harvest_lib.spark.sink.batches import BatchReport
+from harvest_lib.spark.sink.report import BatchReport
 
 
 def load_days(job: LoadOptions, *, first: date, last: date) -> Iterator[BatchReport]:

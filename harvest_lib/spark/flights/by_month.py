@@ -14,7 +14,7 @@ from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell
 from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, add_options, follow, opened
 from harvest_lib.spark.flights.source import batches_of, flights_of
-from harvest_lib.spark.sink.batches import BatchReport
+from harvest_lib.spark.sink.report import BatchReport
 from harvest_lib.spark.summaries import LoadSummary
 
 _ALL_MONTHS = range(1, 13)

@@ -27,11 +27,12 @@ from harvest_lib.spark.flights.source import (
 )
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink import queries
-from harvest_lib.spark.sink.batches import BatchReport, load_batch
+from harvest_lib.spark.sink.batches import load_batch
 from harvest_lib.spark.sink.content import Content
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target, postgres_errors
 from harvest_lib.spark.sink.plan import WritePlan, check_outbox, checked_plan, make_tables
 from harvest_lib.spark.sink.records import BatchId, Fixed, Records
+from harvest_lib.spark.sink.report import BatchReport
 from harvest_lib.spark.summaries import LoadSummary, summarize
 
 EVENT_TYPE = "flight-recorded"

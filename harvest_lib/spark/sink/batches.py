@@ -7,13 +7,10 @@ second finds it promoted. The data source calls `promote` without the batch's lo
 once more, under the outbox's lock.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Literal
 
 import psycopg
 from pyspark.sql import DataFrame
@@ -23,33 +20,13 @@ from harvest_lib.spark.sink import queries, through_driver
 from harvest_lib.spark.sink.content import Content, content_of, nul_counts, nul_evidence
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, postgres_errors, takes_options
 from harvest_lib.spark.sink.plan import WritePlan
-from harvest_lib.spark.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused, rows_refused
+from harvest_lib.spark.sink.promotion import check_same, ledger_entry, promote, refused, rows_refused
+from harvest_lib.spark.sink.report import BatchReport, log_report
 from harvest_lib.spark.sink.staging import computing, stage
 from harvest_lib.spark.sink.staging_tables import Staged, sweep_staging
 
 _LOCK_POLL_SECONDS = 0.1
 _NUL_SENTENCE = 'encoding "UTF8": 0x00'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """The result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty batch."""
-
-    batch: str
-    rows: int
-    status: Literal["promoted", "already-promoted", "empty"]
-    staging_seconds: float = 0.0
-    promote_seconds: float = 0.0
-    at: float | None = None
-
-    @property
-    def rows_per_second(self) -> int:
-        seconds = self.staging_seconds + self.promote_seconds
-        return round(self.rows / seconds) if seconds else 0
-
-    def as_json(self) -> str:
-        """Return the report as a JSON object on one line, `rows_per_second` included."""
-        return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
 
 
 def load_batch(
@@ -74,15 +51,16 @@ def load_batch(
         if (before := _promoted_before(frame, batch, connection, tables, content)) is not None:
             return before
         if content is not None and content.rows == 0:
-            return BatchReport(batch=batch, rows=0, status="empty")
+            return log_report(BatchReport.of(batch, None))
         began = time.monotonic()
         with _nul_named(frame, batch):
             stage(frame, batch=batch, run=run, target=target, by_options=takes_options(connection))
-        staged = time.monotonic()
-        promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
+        seconds = time.monotonic() - began
+        promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run, seconds=seconds), plan=plan)
         if promoted is None and (computed := content or _content_of(frame, batch)).rows:
             raise refused(batch, f"Spark computed {computed}; nothing is staged")
-        return _report(batch, promoted, began=began, staged=staged)
+        promote_seconds = time.monotonic() - began - seconds
+        return log_report(BatchReport.of(batch, promoted, staging_seconds=seconds, promote_seconds=promote_seconds))
 
 
 def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, plan: WritePlan) -> BatchReport:
@@ -94,7 +72,7 @@ def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, 
         began = time.monotonic()
         with _nul_named(frame, batch):
             written = through_driver.write(connection, batch, frame, run=str(uuid.uuid4()), plan=plan)
-        return _report(batch, written, began=began, staged=began)
+        return log_report(BatchReport.of(batch, written, promote_seconds=time.monotonic() - began))
 
 
 def _promoted_before(
@@ -104,21 +82,7 @@ def _promoted_before(
     if entry is None:
         return None
     check_same(entry, batch, content or _content_of(frame, batch))
-    return BatchReport(batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp())
-
-
-def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: float, staged: float) -> BatchReport:
-    if promoted is None:
-        return BatchReport(batch=batch, rows=0, status="empty")
-    entry, is_ours = promoted
-    return BatchReport(
-        batch=batch,
-        rows=entry.rows,
-        status="promoted" if is_ours else "already-promoted",
-        staging_seconds=round(staged - began, 3),
-        promote_seconds=round(time.monotonic() - staged, 3),
-        at=entry.promoted_at.timestamp(),
-    )
+    return log_report(BatchReport.of(batch, (entry, False)))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -43,28 +43,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """The ledger's row of a promoted batch. `promoted_at` is the time by Postgres's clock just before the commit."""
+    """The ledger's row of a promoted batch. `promoted_at` is the time by Postgres's clock just before the commit. The
+    seconds of staging, and of the promotion until then, are None if they are unknown: ledgers of earlier versions have
+    no such columns."""
 
     rows: int
     content_hash: str
     run: str
     promoted_at: datetime
+    staging_seconds: float | None = None
+    promote_seconds: float | None = None
 
 
 def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
     """Return the batch's ledger row, None if the batch was not promoted."""
     with postgres_errors("reading the ledger"), _ledger_cursor(connection) as cursor:
-        return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
+        return cursor.execute(_filled(queries.LEDGER_ENTRY, tables), {"batch": batch}).fetchone()
 
 
 def enter_ledger(
-    connection: psycopg.Connection, batch: str, content: Content, *, run: str, tables: Tables
+    connection: psycopg.Connection,
+    batch: str,
+    content: Content,
+    *,
+    run: str,
+    tables: Tables,
+    staging_seconds: float | None = None,
 ) -> LedgerEntry:
-    """Write the batch's ledger row in the caller's transaction, and return it. Raises DatabaseError if a rule or a
-    trigger of the ledger suppresses the row."""
-    values = {"batch": batch, "rows": content.rows, "content_hash": content.content_hash, "run": run}
+    """Write the batch's ledger row in the caller's transaction, which promotes the batch and nothing else; return the
+    row. Raises DatabaseError if a rule or a trigger of the ledger suppresses the row."""
+    values = {
+        "batch": batch,
+        "rows": content.rows,
+        "content_hash": content.content_hash,
+        "run": run,
+        "staging_seconds": staging_seconds,
+    }
     with _ledger_cursor(connection) as cursor:
-        entry = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
+        entry = cursor.execute(_filled(queries.ENTER_LEDGER, tables), values).fetchone()
     if entry is None:
         raise DatabaseError(
             f"the ledger {tables.ledger.as_string(None)} takes no row",
@@ -72,6 +88,10 @@ def enter_ledger(
             next_step="drop it, and run the batch again: nothing of it was promoted",
         )
     return entry
+
+
+def _filled(statement: LiteralString, tables: Tables) -> sql.Composed:
+    return tables.fill(sql.SQL(statement), entry=sql.SQL(queries.ENTRY))
 
 
 def _ledger_cursor(connection: psycopg.Connection) -> psycopg.Cursor[LedgerEntry]:
@@ -142,7 +162,7 @@ def promote(
             raise refused(batch, f"Spark computed {found}; {written} rows reached the business table")
         if not _empty_staging(connection, staged, tables=tables):
             clear_staging(connection, staged, tables=tables)
-        entry = enter_ledger(connection, batch, found, run=staged.run, tables=tables)
+        entry = enter_ledger(connection, batch, found, run=staged.run, tables=tables, staging_seconds=staged.seconds)
     return entry, True
 
 

@@ -83,7 +83,14 @@ SELECT pg_advisory_unlock(hashtextextended('batch ' || %(batch)s, %(ledger)s::re
 """
 LOCK_OUTBOX = "SELECT pg_advisory_xact_lock(hashtextextended('outbox promotion', %(outbox)s::regclass::oid::bigint))"
 
-LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM {ledger} WHERE batch = %(batch)s"
+# Ledgers of earlier versions have no columns of seconds.
+ENTRY: LiteralString = """
+    rows, content_hash, run, promoted_at,
+    (to_jsonb(entry.*) ->> 'staging_seconds')::double precision AS staging_seconds,
+    (to_jsonb(entry.*) ->> 'promote_seconds')::double precision AS promote_seconds
+"""
+
+LEDGER_ENTRY: LiteralString = "SELECT {entry} FROM {ledger} AS entry WHERE batch = %(batch)s"
 
 ATTEMPTS: LiteralString = """
 SELECT
@@ -126,6 +133,8 @@ MORE_TO_SORT_IN = """
 SELECT set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, 64 * 1024) || 'kB', true)
 """
 
+NOW = "SELECT clock_timestamp()"
+
 NOW_MILLISECONDS = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 # Begins a task of the data source. The transaction is its attempt; the staging table's defaults read the settings.
@@ -142,10 +151,19 @@ COPY_ROWS: LiteralString = "COPY {staging} (partition, row, {columns}) FROM STDI
 
 COPY_RECORDS: LiteralString = "COPY {outbox} ({columns}) FROM STDIN (FORMAT binary)"
 
+# Fills those of the columns that the ledger has. `now()` is the start of the promotion's transaction.
 ENTER_LEDGER: LiteralString = """
-INSERT INTO {ledger} (batch, rows, content_hash, run)
-VALUES (%(batch)s, %(rows)s, %(content_hash)s, %(run)s)
-RETURNING rows, content_hash, run, promoted_at
+INSERT INTO {ledger} AS entry
+SELECT (jsonb_populate_record(NULL::{ledger}, jsonb_build_object(
+    'batch', %(batch)s::text,
+    'rows', %(rows)s::bigint,
+    'content_hash', %(content_hash)s::text,
+    'run', %(run)s::text,
+    'promoted_at', clock_timestamp(),
+    'staging_seconds', round(%(staging_seconds)s::numeric, 3),
+    'promote_seconds', round(extract(epoch FROM clock_timestamp() - now())::numeric, 3)
+))).*
+RETURNING {entry}
 """
 
 

@@ -21,12 +21,14 @@ class Staged:
     """The rows that a run has staged. `batch` is the batch's id, or the data source's label for a batch or a stream.
 
     `named` maps a partition to the attempt in its task's message and the number of the attempt's rows; `run` is then
-    a result of `new_run`. If `named` is None there are no messages, and the caller holds the batch's lock.
+    a result of `new_run`. If `named` is None there are no messages, and the caller holds the batch's lock. `seconds` is
+    how long the staging took.
     """
 
     batch: str
     run: str
     named: Mapping[int, tuple[str, int]] | None = None
+    seconds: float | None = None
 
     def dead(self) -> tuple[sql.SQL, dict[str, object]]:
         """Return the SQL condition of rows that are not needed after this batch's promotion, and its bound values."""
@@ -38,10 +40,19 @@ class Staged:
 
 def new_run(connection: psycopg.Connection) -> str:
     """Return the id of a new run: a UUID of version 7 by Postgres's clock, so that ids sort by time."""
+    now, version_and_variant = _now_milliseconds(connection), 7 << 76 | 2 << 62
+    return str(UUID(int=now << 80 | version_and_variant | secrets.randbits(12) << 64 | secrets.randbits(62)))
+
+
+def seconds_since(connection: psycopg.Connection, run: str) -> float:
+    """Return how long ago `new_run` returned the id, by Postgres's clock."""
+    return (_now_milliseconds(connection) - (UUID(run).int >> 80)) / 1_000
+
+
+def _now_milliseconds(connection: psycopg.Connection) -> int:
     with postgres_errors("asking for the time"):
         (row,) = connection.execute(queries.NOW_MILLISECONDS)
-    version_and_variant = 7 << 76 | 2 << 62
-    return str(UUID(int=row[0] << 80 | version_and_variant | secrets.randbits(12) << 64 | secrets.randbits(62)))
+    return int(row[0])
 
 
 def writer_name(batch: str, *, staging_oid: int) -> str:

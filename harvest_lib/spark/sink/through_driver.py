@@ -131,7 +131,8 @@ def write(
                 copy.write(_END)
             if cursor.rowcount != found.rows:
                 raise refused(batch, f"Spark computed {found}; {cursor.rowcount} rows reached the outbox")
-        return enter_ledger(connection, batch, found, run=run, tables=plan.tables), True
+        entry = enter_ledger(connection, batch, found, run=run, tables=plan.tables, staging_seconds=0)
+        return entry, True
 
 
 def _taken(chunks: Iterable[Any], copy: psycopg.Copy, batch: str, plan: WritePlan) -> Iterator[Any]:

@@ -25,11 +25,12 @@ from harvest_lib.spark.flights.by_month import main
 from harvest_lib.spark.flights.job import flight_records, prepare_flights
 from harvest_lib.spark.flights.source import HEADER, FlightMonth, batches_of, flights_of, published_source, read_flights
 from harvest_lib.spark.sink import queries
-from harvest_lib.spark.sink.batches import BatchReport, load_batch
+from harvest_lib.spark.sink.batches import load_batch
 from harvest_lib.spark.sink.content import Content
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target
 from harvest_lib.spark.sink.plan import WritePlan
 from harvest_lib.spark.sink.promotion import promote
+from harvest_lib.spark.sink.report import BatchReport
 from harvest_lib.spark.sink.staging import stage
 from harvest_lib.spark.sink.staging_tables import Staged
 

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(3_000)]
 LOCKED = "4.1"  # all other tests run with it
 MODULES = (
     "test_audit.py",
+    "test_batch_reports.py",
     "test_column_names.py",
     "test_data_source_writing.py",
     "test_harvested.py",

@@ -39,6 +39,7 @@ MADE_ELSEWHERE = {
 FIELDS_ELSEWHERE = {
     "message_parked": {"shard", "offset", "reason"},
     "producers_forgotten": {"shard", "count"},
+    "spark_batch_done": {"batch", "status", "rows", "staging_seconds", "promote_seconds"},
     "log_repaired": {"file", "byte", "cut_bytes", "goes_on_at"},
     "pool_conflict": {
         *("reason", "next_step"),

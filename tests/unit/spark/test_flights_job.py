@@ -12,9 +12,9 @@ from harvest_lib.spark.errors import SourceError
 from harvest_lib.spark.flights.by_month import main, parse_months
 from harvest_lib.spark.flights.source import HEADER, published_source, unpack
 from harvest_lib.spark.session import jdbc_jars
-from harvest_lib.spark.sink.batches import BatchReport
 from harvest_lib.spark.sink.database import Tables, connect
 from harvest_lib.spark.sink.promotion import choose_attempts
+from harvest_lib.spark.sink.report import BatchReport
 from harvest_lib.spark.sink.statement import Attempt
 from harvest_lib.spark.summaries import summarize
 
