@@ -17,8 +17,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -43,6 +41,7 @@ from harvest_lib.spark.audit.committed import (
 from harvest_lib.spark.audit.kafka_side import Log, Logs, SparkTopics, translated
 from harvest_lib.spark.audit.stages import Stages
 from harvest_lib.spark.audit.state import AuditState, Mark, Past, Whose, held, moved
+from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.seen_rows import lowest_id, require_seen, seen_rows
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target
@@ -129,7 +128,7 @@ def audit(
             results.promote(connection, summary, run=run, outbox=table, topics=source.names)
             if kept is not None:
                 kept.save(Mark(ends=_ends(before), snapshot=taken.visible, seen=rows, server=server), compared.settled)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             raise _failure(error, kafka) from error
         finally:
             results.clear(connection, run=run)

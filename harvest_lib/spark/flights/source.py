@@ -14,14 +14,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as spark_types
 
 from harvest_lib.errors import ConfigError, install_hint
 from harvest_lib.spark.errors import SourceError
+from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.sink.content import Content, hash_sum, row_hash
 
 _TYPES = {
@@ -164,7 +163,7 @@ def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, sourc
     )
     try:
         found = fingerprint.collect()
-    except (PySparkException, Py4JError) as error:  # a task's failure comes as either
+    except SPARK_ERRORS as error:  # a task's failure comes as either
         raise _malformed(
             source, _first_malformed_line(flights.sparkSession, file) or _first_line(str(error))
         ) from error

@@ -23,8 +23,6 @@ import psycopg
 from confluent_kafka import Consumer, KafkaException
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -42,6 +40,7 @@ from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.replay.parts import RESULT, PartSettings, write_parts
 from harvest_lib.spark.replay.progress import watched
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -266,7 +265,7 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings
     try:
         rows = _rows(spark, place, found)
         return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         raise _failure(error) from error
 
 

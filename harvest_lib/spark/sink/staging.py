@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import DatabaseError
 from harvest_lib.spark.errors import SourceError
+from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.sink.columns import staged_columns
 from harvest_lib.spark.sink.content import column, row_hash
 from harvest_lib.spark.sink.database import JdbcTarget
@@ -55,7 +55,7 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_opti
         properties["options"] = " ".join(f"-c outbox_sink.{name}={_option(value)}" for name, value in names.items())
     try:
         rows.write.jdbc(target.url, target.table, mode="append", properties=properties)
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         raise DatabaseError(
             f"Spark could not write batch {batch} to the staging table {target.table}",
             evidence=sentence_of(error),
@@ -96,7 +96,7 @@ def computing(batch: str) -> Iterator[None]:
     """Raise SourceError if Spark cannot compute the frame of a batch within the block."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         raise SourceError(
             f"Spark could not compute the frame of batch {batch}",
             evidence=sentence_of(error),
