@@ -31,7 +31,7 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import Records, Through, sink
 from harvest_lib.spark.session import spark_session
 from harvest_lib.spark.sink.database import Tables, connect, jdbc_target
@@ -198,7 +198,7 @@ def spark_for_benchmarks() -> Iterator[SparkSession]:
             tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
             spark_session(jars=resolve(POSTGRES_JDBC, state, java_home), work_folder=Path(folder)) as spark,
         ):
-            spark.dataSource.register(OutboxDataSource)
+            register(spark)
             yield spark
     finally:
         if before is None:

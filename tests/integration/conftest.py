@@ -27,7 +27,7 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import default_state
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 
 REAPER = """\
 harvest:
@@ -217,7 +217,7 @@ def frame(spark):
 @pytest.fixture
 def make_outbox(dsn, spark, tmp_path):
     """Make native outboxes for the format `outbox` to read: their DSN has no password."""
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     made = []
 
     def create(**settings):

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from support.outbox_format import FileStream, target, write
 
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 
 ROWS = 2_000
 
@@ -40,7 +40,7 @@ def slowly(folder):
 def main(what, folder):
     folder, dsn = Path(folder), os.environ["CLUSTER_DSN"]
     spark = SparkSession.builder.getOrCreate()
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     if what == "write":
         frame = spark.range(0, ROWS, 1, 8).selectExpr("concat('c', id % 7) AS customer", "CAST(id AS int) AS n")
         write(frame.mapInArrow(slowly(folder), frame.schema), dsn, orderBy="n")

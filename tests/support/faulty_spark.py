@@ -29,7 +29,7 @@ from support.outbox_format import options_of, write
 
 from harvest_lib.errors import DatabaseUnavailable, HarvestError
 from harvest_lib.spark import outbox_sink
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import BatchId, Records, sink
 from infra.chaos.link import Links
 
@@ -185,7 +185,7 @@ def main(way, jar, runs, folder):
         proxy.forward_to(str(info["host"]), int(info["port"]))
 
         spark = session(jar, folder)
-        spark.dataSource.register(OutboxDataSource)
+        register(spark)
         with cuts(proxy, folder, DRIVERS[way], PAUSES[way]):
             for run in range(int(runs)):
                 fail = F.udf(unreliable(str(folder), 25), "bigint")

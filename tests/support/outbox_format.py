@@ -14,7 +14,7 @@ from support.spark import all_jars, java_named, session
 
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import BatchId, Fixed
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def either(request, tmp_path_factory):
             made = held.enter_context(connected(folder))
         else:
             made = held.enter_context(session(folder))
-        made.dataSource.register(OutboxDataSource)
+        register(made)
         yield made
 
 
@@ -150,7 +150,7 @@ class FileStream:
         self.spark, self.database, self.name = spark, database, name
         self.files, self.checkpoint = folder / f"files-{name}", folder / f"checkpoint-{name}"
         self.files.mkdir(exist_ok=True)
-        spark.dataSource.register(OutboxDataSource)
+        register(spark)
 
     def add(self, number, rows=10):
         lines = [json.dumps({"customer": f"c{i % 7}", "n": number * 10 + i}) for i in range(rows)]

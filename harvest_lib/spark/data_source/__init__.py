@@ -1,8 +1,7 @@
 """The data sources of Spark, `format("outbox")` and `format("harvested")`.
 
-Spark finds them by the modules `pyspark_outbox` and `pyspark_harvested` where its Python workers run. Elsewhere, for
-instance on a server of Spark Connect that lacks these modules, a session registers them:
-`spark.dataSource.register(OutboxDataSource)`, `spark.dataSource.register(HarvestedDataSource)`.
+Spark finds them by the modules `pyspark_outbox` and `pyspark_harvested` in the driver's Python. Elsewhere a session
+registers them: `register(spark)`.
 
 For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_lib.spark.data_source.write_options`.
 """
@@ -10,6 +9,7 @@ For the options of `df.write.mode("append")` and `df.writeStream` see `harvest_l
 from typing import TYPE_CHECKING
 
 import pyspark
+from pyspark.errors import AnalysisException
 
 from harvest_lib.spark.data_source.versions import require_tested
 
@@ -20,6 +20,7 @@ except ModuleNotFoundError:
     raise
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -28,16 +29,18 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-__all__ = ["HarvestedDataSource", "OutboxDataSource"]
+__all__ = ["HarvestedDataSource", "OutboxDataSource", "register"]
 
 
-class OutboxDataSource(DataSource):
-    """Write frames and streams into an outbox, each batch once, and read an outbox as a frame or a stream."""
-
+class _Tested(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
-        """Raises ConfigError in a Spark that is not tested. It may be imported there, as `pyspark_outbox` does."""
+        """Raises ConfigError in a Spark that is not tested. A source may be imported there, as `pyspark_outbox` does."""
         require_tested(pyspark.__version__)
         super().__init__(options)
+
+
+class OutboxDataSource(_Tested):
+    """Write frames and streams into an outbox, each batch once, and read an outbox as a frame or a stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -80,7 +83,7 @@ class OutboxDataSource(DataSource):
         return OutboxStreamWriter(self.options, schema, overwrite=overwrite)
 
 
-class HarvestedDataSource(DataSource):
+class HarvestedDataSource(_Tested):
     """Read what the harvester delivered to topics as a frame or a stream. It needs no Java library.
 
     The columns are those of `harvest_lib.spark.data_source.harvested.harvested`, the options the fields of
@@ -109,3 +112,16 @@ class HarvestedDataSource(DataSource):
         from harvest_lib.spark.data_source.versions import topic_reader_class  # noqa: PLC0415 - as above
 
         return topic_reader_class()(self.options, schema)
+
+
+def register(spark: "SparkSession") -> None:
+    """Register both formats in a session, unless Spark has found them by itself and, as Spark 4.0, refuses others.
+
+    `spark` is a classic session or one of Spark Connect. Raises Spark's errors.
+    """
+    for source in (OutboxDataSource, HarvestedDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

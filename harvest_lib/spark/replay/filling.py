@@ -39,7 +39,7 @@ from harvest_lib.postgres.database import connect, in_statement
 from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.replay.parts import RESULT, PartSettings, write_parts
 from harvest_lib.spark.replay.progress import watched
@@ -271,7 +271,7 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings
 
 def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
     """Return the snapshot's rows of the replayed topics, partitioned by part, and sorted by id within a part."""
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     given = parameters_of(place.dsn)
     secret = {"password": given.pop("password")} if "password" in given else {}
     options = {"dsn": make_conninfo("", **given), "outbox": place.outbox, "snapshot": found.snapshot, **secret}

@@ -10,7 +10,7 @@ from harvest_lib.cli import app
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox.spark_tables import STAGING_SCHEMA
 from harvest_lib.spark import errors
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -20,7 +20,7 @@ RECORDS = Records(topic="orders", key="customer", value="n")
 
 @pytest.fixture
 def frame(spark):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     return spark.range(10).selectExpr("concat('c', id) AS customer", "id AS n")
 
 

@@ -7,7 +7,7 @@ from support.outbox_format import write
 from support.sink import Database
 from support.spark import session
 
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import Records, sink
 from harvest_lib.spark.sink.records import BatchId
 
@@ -25,7 +25,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory):
     with session(tmp_path_factory.mktemp("spark")) as made:
-        made.dataSource.register(OutboxDataSource)
+        register(made)
         yield made
 
 

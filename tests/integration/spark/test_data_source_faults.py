@@ -19,7 +19,7 @@ from support.sink import Database
 from support.waiting import eventually
 
 from harvest_lib.local_stack.postgres import PostgresServer
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.sink import queries
 from infra.chaos.link import Links
 
@@ -197,7 +197,7 @@ def test_sessions_of_tasks_that_are_ended_leave_nothing_and_the_query_goes_on(st
 
 def test_staged_rows_that_postgres_lost_in_a_crash_are_missed(spark, database):
     """The staging table is unlogged: a crash empties it."""
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     frame = hundred_orders(spark)
     write(frame, database.dsn, "a")
     ((table,),) = database.ask("SELECT relname FROM pg_class WHERE relname ~ '^outbox_staging_'")

@@ -7,7 +7,7 @@ from support.sink import ORDERS
 
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.spark import errors
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource, register
 from harvest_lib.spark.errors import EmptyBatch
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 @pytest.fixture
 def frame(spark):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     return hundred_orders(spark)
 
 

@@ -20,6 +20,7 @@ FIRST = re.search(r"^```sql\n(.*?)^```.*?^```python\n(.*?)^```", PAGE, re.MULTIL
 READ_AND_STREAM = """
 import os, sys
 from pyspark.sql import SparkSession
+from harvest_lib.spark.data_source import register
 
 spark = SparkSession.builder.getOrCreate()
 where = {"dsn": os.environ["HARVEST_DSN"], "password": os.environ["PGPASSWORD"]}
@@ -27,6 +28,7 @@ stream = spark.readStream.format("outbox").options(**where).load().select("kafka
 into = {"stream": "copied", "topic": "copies", "key": "kafka_key", "value": "kafka_value"}
 query = stream.writeStream.format("outbox").options(**where, **into).option("checkpointLocation", sys.argv[1])
 query.trigger(availableNow=True).start().awaitTermination()
+register(spark)
 print(sorted(row.kafka_topic for row in spark.read.format("outbox").options(**where).load().collect()))
 """
 NEIGHBOUR = """
@@ -55,10 +57,10 @@ print([row.number for row in spark.read.format("neighbour").load().collect()])
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(line, marks=[] if line == LOCKED else pytest.mark.long) for line in TESTED_SPARK],
-)
+LINES = [pytest.param(line, marks=[] if line == LOCKED else pytest.mark.long) for line in TESTED_SPARK]
+
+
+@pytest.fixture(scope="module", params=LINES)
 def venv(request, parts, tmp_path_factory):
     """The environment of a line of Spark."""
     uv, made = find_uv(parts), tmp_path_factory.mktemp("venv")

@@ -62,12 +62,12 @@ CLIENT, WITH_PACKAGE = re.findall(
     r"^```python\n(.*?)^```", PAGE[PAGE.index("\n## Spark Connect\n") :], re.MULTILINE | re.DOTALL
 )
 SEVERAL_WAYS = """
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.data_source.harvested import harvested
 
 sink(orders, dsn=where["dsn"], batch_id="orders-3", records=records)
 print(harvested(spark, [os.environ["TOPIC"]], kafka={"bootstrap.servers": os.environ["SERVERS"]}).count())
-spark.dataSource.register(OutboxDataSource)
+register(spark)
 """
 
 

@@ -11,7 +11,7 @@ from support.outbox_source import without_password
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost, RecordError
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import PAGE_BYTES, OutboxRecord
-from harvest_lib.spark.data_source import OutboxDataSource, outbox_rows
+from harvest_lib.spark.data_source import outbox_rows, register
 from harvest_lib.spark.data_source.read_options import ReadOptions, read_schema
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -158,7 +158,7 @@ def test_who_cannot_see_all_rows_is_refused(native, unique):
 
 
 def test_goharvests_layout_is_read_in_one_piece(spark, dsn):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     parts = conninfo_to_dict(dsn)
     password = parts.pop("password")
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -10,7 +10,7 @@ from support.writers import Writers
 
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.data_source.read_options import read_schema
 from harvest_lib.spark.data_source.versions import stream_reader_class
 
@@ -300,7 +300,7 @@ def test_a_batch_that_is_repeated_fails_if_a_segment_of_it_is_gone(make_outbox, 
 
 
 def test_an_outbox_whose_rows_are_deleted_is_refused(spark, dsn, tmp_path):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     with psycopg.connect(dsn, autocommit=True) as connection:
         OutboxTable.parse("outbox").create(connection)
         append(connection, [OutboxRecord(topic="t", key="k", value="v")])

@@ -17,7 +17,7 @@ from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.outbox.segments import Segments
 from harvest_lib.source.server_identity import lsn_number
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.data_source.read_options import read_schema
 from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader
 
@@ -219,7 +219,7 @@ def test_a_micro_batch_that_is_repeated_has_the_same_rows_or_is_refused(source):
 @pytest.mark.spark
 @pytest.mark.parametrize(("way", "options"), [("base backup", {})])
 def test_spark_ends_with_what_the_reader_says(source, spark):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     stream = Followed(spark, source.dsn, source.folder / "checkpoint")
     source.write(20)
     stream.run()

@@ -8,7 +8,7 @@ from support.sink import Database
 
 from harvest_lib.errors import ConfigError, RecordError
 from harvest_lib.spark import errors
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -40,7 +40,7 @@ def native(dsn):
 
 @pytest.fixture(autouse=True)
 def _registered(spark):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
 
 
 def test_nested_values_are_json_in_the_default_value_and_by_themselves(spark, native):

@@ -10,7 +10,7 @@ from support.sink import Database
 from support.waiting import eventually
 
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -38,7 +38,7 @@ class Bought:
         self.spark, self.database = spark, Database(dsn, "native")
         self.database.connection.execute("CREATE TABLE bought (id bigint, customer text, payload text)")
         NativeTable(outbox=OutboxTable.parse("plain"), segment_size=100).create(self.database.connection)
-        spark.dataSource.register(OutboxDataSource)
+        register(spark)
 
     def write(self, way, rows, table):
         frame = self.spark.range(0, rows, 1, 4).select(

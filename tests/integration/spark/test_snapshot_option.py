@@ -14,7 +14,7 @@ from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection, SnapshotSource, server_identity
-from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.subscriptions.admin import Subscriptions
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -134,7 +134,7 @@ def test_a_snapshot_that_the_server_has_not_come_to_is_refused(spark, native, sy
 
 
 def test_an_outbox_whose_rows_are_deleted_has_no_earlier_snapshot(spark, dsn, tmp_path):
-    spark.dataSource.register(OutboxDataSource)
+    register(spark)
     with psycopg.connect(dsn, autocommit=True) as connection:
         OutboxTable.parse("outbox").create(connection)
     options = {"dsn": without_password(dsn, tmp_path), "snapshot": "5:5:@1"}
