@@ -6,7 +6,8 @@ transaction stays open while the caller works on a page. A thread reads the next
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,25 +18,27 @@ from harvest_lib.postgres.database import rendered
 from harvest_lib.postgres.translation import translated
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import snapshot_queries as queries
+from harvest_lib.source.batch_source import Plans
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 
-_MOST_ROWS = 50_000
+_MOST_ROWS, _GROUP_ROWS = 50_000, 256
+_PATIENCE_SECONDS, _CANCEL_SECONDS = 0.1, 5.0
 _FILLED = 0.9
 """The part of `PAGE_BYTES` that the rows of a page are expected to fill."""
 _TEXTS = ("kafka_topic", "kafka_key", "kafka_value")
 _ARRAYS = ("kafka_header_keys", "kafka_header_values")
 
-# OFFSET 0 has each row packed once, although it is used twice. Groups of 256 ids keep the values small: to send a value
-# of megabytes costs Postgres more than to pack its rows.
+_EXTENT = "SELECT count(*), coalesce(sum(<size>), 0)::bigint, min(page.id), max(page.id) FROM (<found>) AS page"
+# OFFSET 0 has each row packed once, although it is used twice. Groups keep the values small: to send a value of
+# megabytes costs Postgres more than to pack its rows.
 _PAGE = """
 SELECT max(page.id), count(*), string_agg(page.packed, ''::bytea),
   string_agg(int4send(octet_length(page.packed)), ''::bytea)
 FROM (SELECT page.id, <packed> AS packed FROM (<found>) AS page OFFSET 0) AS page
-GROUP BY page.id >> 8
+GROUP BY page.id / %(width)s
 """
-_FITS = "SELECT CASE WHEN sum(<size>) <= %(bytes)s THEN %(limit)s::int ELSE 0 END FROM (<found>) AS page"
 _WITHIN = """
 SELECT * FROM (
   SELECT page.*, sum(<size>) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
@@ -44,6 +47,7 @@ SELECT * FROM (
 ) AS page
 WHERE harvest_sum <= %(bytes)s OR harvest_number = 1
 """
+_ARRAY_BYTES = f"({ARRAY_BYTES} + 4 * coalesce(cardinality({{array}}), 0))"  # each element has its length
 _COPIED = "SELECT <packed> FROM (<found>) AS page"
 _COPY_HEADER_BYTES, _ROW_HEADER_BYTES, _TRAILER_BYTES = 19, 6, 2
 
@@ -60,6 +64,15 @@ class PackedRows(NamedTuple):
         return bool(self.lengths)
 
 
+class _Page(NamedTuple):
+    rows: PackedRows
+    row_count: int
+    last: int
+    """The highest id in the page."""
+    is_last: bool
+    """True if no rows follow."""
+
+
 class PackedWindow(SnapshotSource):
     """A source whose position is within a window: see `SnapshotSource`. It returns packed rows."""
 
@@ -67,6 +80,7 @@ class PackedWindow(SnapshotSource):
     _values: Mapping[str, Any] = {}
 
     def _begin_window(self, cur: Snapshot, after: int) -> None:
+        self._plan(Plans.FRESH)
         self._low, self._values = self._bounds(cur)
         self._cur, self._after = cur, after
 
@@ -79,43 +93,66 @@ class PackedWindow(SnapshotSource):
         assert self._cur is not None  # noqa: S101 - `open` has begun the window
         assert self._after is not None  # noqa: S101 - as above
         ended = [str(each) for each in self._prev.late(self._cur)]
-        found = queries.BOTH_BY_ID if ended else queries.BY_ID
-        texts = [_PAGE.replace("<found>", _WITHIN).replace("<found>", found)]
-        if not ended:  # adding up sizes takes a third of the time of adding up from row to row
-            fits = f"({_FITS.replace('<found>', found)})"
-            texts.insert(0, _PAGE.replace("<found>", found.replace("%(limit)s", fits)))
-        statements = [rendered(_filled(self._filter.selection, text, columns)) for text in texts]
-        after, limit = self._after if ended else max(self._after, self._low - 1), _MOST_ROWS
         values = {**self._values, "ended": ended, "bytes": PAGE_BYTES}
+        read = _Reads(self._connected(), self._filter.selection, columns, values, self._low)
+        after, limit = self._after, _MOST_ROWS
         with ThreadPoolExecutor(1, "harvest-read") as pool:
+            coming = pool.submit(read.page, after, limit)
+            try:
+                while True:
+                    rows, count, after, is_last = coming.result()
+                    size = len(rows.data)
+                    limit = max(1, min(_MOST_ROWS, int(_FILLED * PAGE_BYTES * count / max(size, 1))))
+                    is_large = size > 2 * PAGE_BYTES
+                    if not is_last and not is_large:
+                        coming = pool.submit(read.page, after, limit)
+                    if count:
+                        yield rows
+                    del rows
+                    if is_last:
+                        return
+                    if is_large:  # so that two such rows are never in memory at once
+                        coming = pool.submit(read.page, after, limit)
+            finally:  # a caller that needs no further page does not wait for the next one
+                while wait([coming], _PATIENCE_SECONDS).not_done:
+                    with suppress(psycopg.Error):
+                        self._connected().cancel_safe(timeout=_CANCEL_SECONDS)
 
-            def submit() -> "Future[tuple[int, int, PackedRows]]":
-                return pool.submit(self._packed, statements, {**values, "after": after, "limit": limit})
 
-            page = submit()
-            while True:
-                after, count, rows = page.result()
-                if not count:
-                    return
-                size = len(rows.data)
-                limit = max(1, min(_MOST_ROWS, int(_FILLED * PAGE_BYTES * count / size)))
-                is_large = size > 2 * PAGE_BYTES
-                if not is_large:
-                    page = submit()
-                yield rows
-                if is_large:  # so that two such rows are never in memory at once
-                    page = submit()
+class _Reads:
+    """The statements of a window. `low` is the lowest id of the rows that no transaction in `ended` wrote."""
 
-    def _packed(self, statements: Sequence[sql.SQL], values: Mapping[str, Any]) -> tuple[int, int, PackedRows]:
-        """Return the last id in the next page, the number of rows, and the rows: the result of the first statement that
-        finds rows."""
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        selection: Selection,
+        columns: Sequence[str],
+        values: Mapping[str, Any],
+        low: int,
+    ) -> None:
+        found = queries.BOTH_BY_ID if values["ended"] else queries.BY_ID_FROM
+        texts = _EXTENT, _PAGE, _PAGE.replace("<found>", _WITHIN)
+        self._extent, self._all, self._some = (
+            rendered(_filled(selection, text.replace("<found>", found), columns)) for text in texts
+        )
+        self._connection, self._values, self._low = connection, values, low
+
+    def page(self, after: int, limit: int) -> _Page:
+        """Return the next page of up to `limit` rows after an id."""
+        values = {**self._values, "after": after, "from_id": max(after, self._low - 1), "limit": limit}
         with translated():
-            for statement in statements:
-                cursor = self._connected().cursor(binary=True).execute(statement, values, prepare=True)
-                if groups := sorted(cursor.fetchall()):
-                    lasts, counts, data, lengths = zip(*groups, strict=True)
-                    return lasts[-1], sum(counts), PackedRows(b"".join(data), b"".join(lengths))
-        return 0, 0, PackedRows(b"", b"")
+            count, size, first, last = self._execute(self._extent, values).fetchone() or (0, 0, 0, 0)
+            if not count:
+                return _Page(PackedRows(b"", b""), 0, after, is_last=True)
+            fits = size <= PAGE_BYTES
+            values |= {"limit": count, "width": max(1, _GROUP_ROWS * (last - first + 1) // count)}
+            groups = sorted(self._execute(self._all if fits else self._some, values).fetchall())
+        lasts, counts, data, lengths = zip(*groups, strict=True)
+        rows = PackedRows(b"".join(data), b"".join(lengths))
+        return _Page(rows, sum(counts), lasts[-1], is_last=fits and count < limit)
+
+    def _execute(self, statement: sql.SQL, values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
+        return self._connection.cursor(binary=True).execute(statement, values, prepare=True)
 
 
 def streamed(
@@ -148,9 +185,9 @@ def _joined(rows: Sequence[bytes | bytearray | memoryview], lengths: Sequence[in
 
 def _filled(selection: Selection, text: str, columns: Sequence[str]) -> sql.Composed:
     """Fill in a statement, with <packed> and <size> of rows that have the name `page`."""
-    named = ", ".join(f"page.{each}" for each in columns)
+    named = ", ".join(f"page.{each}::bigint" if each == "id" else f"page.{each}" for each in columns)
     texts = [f"coalesce(octet_length(page.{each}), 0)" for each in columns if each in _TEXTS]
-    arrays = [ARRAY_BYTES.format(array=f"page.{each}") for each in columns if each in _ARRAYS]
+    arrays = [_ARRAY_BYTES.format(array=f"page.{each}") for each in columns if each in _ARRAYS]
     size = " + ".join(["8", *texts, *arrays])
     return selection.fill(
         text.replace("<packed>", f"record_send(ROW({named}))").replace("<size>", size), columns=columns

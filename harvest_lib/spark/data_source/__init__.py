@@ -34,7 +34,7 @@ __all__ = ["HarvestedDataSource", "OutboxDataSource", "register"]
 
 class _Tested(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
-        """Raises ConfigError in a Spark that is not tested. A source may be imported there, as `pyspark_outbox` does."""
+        """Raise ConfigError in a Spark that is not tested. The import, as by `pyspark_outbox`, raises nothing there."""
         require_tested(pyspark.__version__)
         super().__init__(options)
 

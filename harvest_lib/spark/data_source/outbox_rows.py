@@ -158,16 +158,25 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
     arrow = arrow_schema(schema)
     columns = ["id", *(name for name in arrow.names if name != "id")]
     if not part.windows:
-        yield from (record_batch(rows, columns, arrow) for rows in _all_now(options, part.conditions, columns) if rows)
+        yield from _batches(_all_now(options, part.conditions, columns), columns, arrow)
         return
     for window in part.windows:
-        yield from (record_batch(rows, columns, arrow) for rows in _window(options, part, window, columns) if rows)
+        yield from _batches(_window(options, part, window, columns), columns, arrow)
     with connect(options.conninfo) as connection:
         found = attached(connection, options)
         found.require(part.floor, part.below)
         if part.file is not None and files(connection, found.segments).get(part.file[0]) != part.file[1]:
             raise dropped(f"the segment {part.file[0]} was emptied or rewritten after the batch was planned")
         require_seen(connection, options, part.offsets)
+
+
+def _batches(pages: Iterator[PackedRows], columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for rows in pages:
+        batch = record_batch(rows, columns, schema) if rows else None
+        del rows  # a row may be large: it is in memory once at a time
+        if batch is not None:
+            yield batch
+        del batch
 
 
 def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offsets: Iterable[Offset]) -> None:

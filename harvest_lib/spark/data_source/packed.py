@@ -15,7 +15,10 @@ _LENGTH = np.dtype(">i4")
 _WORD = np.dtype(">i8")
 _POSTGRES_EPOCH = 946_684_800_000_000
 """The microseconds from 1970 to 2000, from where Postgres counts."""
-_INFINITE = (-(2**63), 2**63 - 1)
+_BEFORE_ALL, _LATEST = -(2**63), 2**63 - 1 - _POSTGRES_EPOCH
+"""The infinite past, and the latest time that Spark can count. Later times are null, as the infinite future is."""
+_MANY = 100
+"""The number of elements above which an array is read by itself."""
 _ARRAY_HEADER_BYTES = 20
 """Dimensions, flags and type of the elements; length and lower bound of the only dimension."""
 
@@ -38,6 +41,8 @@ class _Fields:
         """Return the fields as numbers of 8 bytes, and which of them are NULL."""
         found = np.zeros(len(self.starts), np.int64)
         there = ~self.is_null
+        if (self.lengths[there] != _WORD.itemsize).any():
+            raise TypeError("a number of the outbox has not 8 bytes")
         if there.any():
             found[there] = _numbers(self.data, self.starts[there], _WORD)
         return found, self.is_null
@@ -93,7 +98,7 @@ def _array(fields: _Fields, field: pa.Field, ids: _Numbers) -> pa.Array:
         return _lists(fields, field.type, ids)
     if pa.types.is_timestamp(field.type):
         at, is_null = fields.words()
-        is_null = is_null | np.isin(at, _INFINITE)
+        is_null = is_null | (at == _BEFORE_ALL) | (at > _LATEST)
         return pa.array(np.where(is_null, 0, at) + _POSTGRES_EPOCH, mask=is_null).cast(field.type)
     if pa.types.is_int64(field.type):
         numbers, is_null = fields.words()
@@ -117,7 +122,14 @@ def _lists(fields: _Fields, kind: pa.ListType, ids: _Numbers) -> pa.Array:
     np.cumsum(counts, out=offsets[1:])
     starts, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
     at = fields.starts + _ARRAY_HEADER_BYTES
-    for number in range(int(counts.max(initial=0))):  # the elements with this number, of all rows
+    for row in filled[counts[filled] > _MANY]:
+        place = int(at[row])
+        for element in range(offsets[row], offsets[row + 1]):
+            starts[element] = place + _LENGTH.itemsize
+            lengths[element] = length = int.from_bytes(fields.data[place : place + _LENGTH.itemsize], signed=True)
+            place += _LENGTH.itemsize + max(length, 0)
+    filled = filled[counts[filled] <= _MANY]
+    for number in range(int(counts[filled].max(initial=0))):  # the elements with this number, of all rows
         filled = filled[counts[filled] > number]
         places = offsets[filled] + number
         lengths[places] = _numbers(fields.data, at[filled], _LENGTH)

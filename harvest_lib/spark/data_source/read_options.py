@@ -224,7 +224,7 @@ def _names(option: str, text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     found = tuple(each.strip() for each in text.split(","))
-    if not all(found) or len(set(found)) < len(found):
+    if not all(found) or len(set(found)) < len(found) or "\0" in text:
         raise ConfigError(
             f"{text[:80]!r} is no list of different names", field=option, next_step="separate the names by commas"
         )

@@ -11,8 +11,8 @@ from support.installed import build, find_uv, install
 
 from harvest_lib.local_stack.state import download_cache
 
-PACKAGES = {"harvest_lib", "dagster_harvest", "pyspark_outbox"}
-"""The last one is a module of its own because Spark looks for the names `pyspark_*` alone."""
+PACKAGES = {"harvest_lib", "dagster_harvest", "pyspark_harvested.py", "pyspark_outbox.py"}
+"""The last two are at the top because Spark looks for the names `pyspark_*` there alone."""
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # about 20 s; the first use of uv may have to download
 

@@ -16,7 +16,7 @@ from harvest_lib.clock import unix_ms
 from harvest_lib.consume import Sequencer, read_committed
 from harvest_lib.errors import ConfigError, PositionLost, TopicMissing
 from harvest_lib.spark import errors
-from harvest_lib.spark.data_source import HarvestedDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 @pytest.fixture
 def follow(spark, bootstrap_servers, tmp_path):
-    spark.dataSource.register(HarvestedDataSource)
+    register(spark)
 
     def start(*topics, **options):
         return FollowedTopics(spark, bootstrap_servers, topics, tmp_path / "checkpoint", **options)

@@ -13,7 +13,7 @@ from support.sink import Database
 from support.spark import java_named
 from support.topic_sender import Sender
 
-from harvest_lib.spark.data_source import HarvestedDataSource
+from harvest_lib.spark.data_source import register
 from harvest_lib.spark.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -48,7 +48,7 @@ def test_outbox_and_topics_are_read_by_way_of_connect(
     sender = Sender(bootstrap_servers, topic)
     sender.send(7)
     sender.flush()
-    spark.dataSource.register(HarvestedDataSource)
+    register(spark)
     options = {"kafka.bootstrap.servers": bootstrap_servers, "topics": topic}
     assert [row.outbox_id for row in spark.read.format("harvested").options(**options).load().collect()] == [7]
     stream = spark.readStream.format("harvested").options(**options).load().writeStream.format("parquet")

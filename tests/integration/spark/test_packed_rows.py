@@ -4,13 +4,16 @@ import random
 
 import psycopg
 import pytest
+from support.outbox_source import without_password
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError, RecordError
-from harvest_lib.outbox import append
+from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import PAGE_BYTES, OutboxRecord
+from harvest_lib.source import server_identity
 from harvest_lib.spark.data_source import outbox_rows
 from harvest_lib.spark.data_source.read_options import COLUMNS, ReadOptions, read_schema
+from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, OutboxPartition, Window
 
 pytestmark = [pytest.mark.full]
 
@@ -24,6 +27,15 @@ OPEN = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
 """
+
+
+FETCHED = "SELECT sum(idx_tup_fetch + seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'outbox%'"
+
+
+def fetched(connection):
+    """Return how many rows of the outbox were fetched by sessions that have ended."""
+    connection.execute("SELECT pg_stat_clear_snapshot()")
+    return connection.execute(FETCHED).fetchone()[0]
 
 
 @pytest.fixture
@@ -114,9 +126,52 @@ def test_rows_of_a_pooled_session_with_another_encoding(native):
     assert rows(native.dsn, columns="kafka_key,kafka_value") == [("straße", "日本")]
 
 
+def test_ids_of_four_bytes_and_times_beyond_those_of_spark(dsn, tmp_path):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        OutboxTable.parse("outbox").create(connection)
+        connection.execute("ALTER TABLE outbox ALTER id TYPE integer")
+        append(connection, [OutboxRecord(topic="t", key="k", value=str(n)) for n in range(3)])
+        connection.execute("UPDATE outbox SET create_time = '294276-12-31' WHERE id = 2")
+    given = without_password(dsn, tmp_path)
+    assert rows(given, columns="id") == [(1,), (2,), (3,)]
+    assert [time is None for (time,) in rows(given, columns="create_time")] == [False, True, False]
+
+
+def test_ids_far_from_each_other_and_arrays_of_many_elements(native):
+    many = {f"h{n}": "v" * (n % 3) for n in range(700)}
+    append(
+        native.connection,
+        [OutboxRecord(topic="t", key="k", value="v", headers=many if n % 9 else {}) for n in range(60)],
+    )
+    native.connection.execute("UPDATE outbox SET id = -70 * id")
+    expected = native.connection.execute(SELECTED).fetchall()
+    assert expected[0][0] < 0
+    assert rows(native.dsn) == expected
+
+
+def test_rows_of_a_transaction_that_was_open_cost_no_scan_of_all_others(native):
+    """A stream reads a window from its own lowest id on, and the late rows by their transaction."""
+    native.write(900)
+    with psycopg.connect(native.dsn) as late:
+        native.write(2, late)
+        start = native.snapshot()
+        late.commit()
+    native.write(3)
+    place = server_identity.place(native.connection).as_json()
+    window = Window(prev=start, cur=native.snapshot(), first=LOWEST_ID, last=HIGHEST_ID, server=place)
+    part = OutboxPartition(windows=(window,), shard=0, floor=LOWEST_ID, below=None)
+    given = {"dsn": native.dsn}
+    before = fetched(native.connection)
+    read = outbox_rows.read(ReadOptions.parse(given, streaming=True), part, read_schema(given))
+    assert [i for batch in read for i in batch["id"].to_pylist()] == [901, 902, 903, 904, 905]
+    eventually(lambda: fetched(native.connection) > before, "the statistics came")
+    assert fetched(native.connection) - before < 100
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"topics": "a\0"}, "no list of different names"),
         ({"columns": "id,kafka"}, "has no column 'kafka'"),
         ({"columns": "id,id"}, "no list of different names"),
         ({"columns": ""}, "no list of different names"),

@@ -10,6 +10,7 @@ from support.topic_sender import Sender
 
 from harvest_lib.archive import archive_segments
 from harvest_lib.source import server_identity
+from harvest_lib.spark.data_source import register
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -18,6 +19,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE |
 
 
 def test_the_programs_of_the_page_run(spark, dsn, tmp_path, monkeypatch, make_topic, bootstrap_servers, capsys):
+    register(spark)
     native = Native(without_password(dsn, tmp_path))
     native.write(5)
     topic = make_topic()

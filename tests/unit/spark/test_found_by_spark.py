@@ -18,7 +18,7 @@ def imported(first, then):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'harvest_lib' / 'spark' / 'lookup'}"},
         capture_output=True,
         text=True,
         check=False,

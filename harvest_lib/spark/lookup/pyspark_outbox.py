@@ -1,4 +1,4 @@
-"""The module by which Spark finds the format `outbox` without `spark.dataSource.register`.
+"""The module by which Spark finds the format `outbox` without `register`. The wheel has it at its top.
 
 Spark imports every top-level module `pyspark_*` of its Python, for every user, before it looks up a format that is no
 class of Java. If one of these modules raises, Spark finds none of them. So this module has no `DefaultSource` where
