@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,14 +50,24 @@ POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgr
 
 
 TESTED_SPARK = {"4.0": "4.0.2", "4.1": "4.1.3", "4.2": "4.2.0", "4.3": "4.2.0"}
-"""The version of the Kafka source that is tested with each line of Spark, and works with every version of that line."""
+"""The version of the Kafka source that is tested with each line of Spark, and works with every version of that line.
+
+Some repositories lack the Kafka source of the newest version of Spark.
+"""
 
 
 def spark_kafka_jars(spark: str | None = None) -> JarSet:
-    """Return the set of jars of Spark's Kafka source, by default for the installed version of Spark. Raises
-    PackageNotFoundError without Spark."""
-    spark = spark or version("pyspark")
-    tested = TESTED_SPARK.get(spark.rpartition(".")[0], spark)
+    """Return the set of jars of Spark's Kafka source in a version, by default in the version that is tested with the
+    installed Spark. Raises StackError if that is not known."""
+    try:
+        installed = spark or version("pyspark")
+    except PackageNotFoundError as error:  # not installed, or in a folder of the cluster's Spark
+        raise StackError(
+            "the version of Spark is not known, because no pyspark is installed in this Python",
+            next_step=f"name it by --spark-version, or {install_hint('spark')}",
+        ) from error
+    tested = TESTED_SPARK.get(".".join(installed.split(".")[:2]), installed)
+    spark = spark or tested
     return JarSet(
         name=f"spark-kafka-{spark}",
         coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),

@@ -4,11 +4,10 @@ One Java serves all sessions of a process, and its class path is that of the fir
 """
 
 from contextlib import contextmanager
-from importlib.metadata import version
 
 import pytest
 
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, TESTED_SPARK, resolve, spark_kafka_jars
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.spark.session import JARS_VARIABLE, spark_session
@@ -17,9 +16,7 @@ from harvest_lib.spark.session import JARS_VARIABLE, spark_session
 def all_jars():
     """Return the jars of the JDBC driver and of the Kafka source."""
     state = default_state()
-    line = ".".join(version("pyspark").split(".")[:2])
-    wanted = (POSTGRES_JDBC, spark_kafka_jars(TESTED_SPARK[line]))
-    return [path for each in wanted for path in resolve(each, state, find_java(state))]
+    return [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, find_java(state))]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import threading
 import tomllib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,21 @@ def test_another_version_of_the_same_line_is_the_next_step():
     assert "`python -m harvest_lib.spark.jars --spark-version 4.1.3`" in spark_kafka_jars("4.1.9").other
     assert spark_kafka_jars("4.1.3").other == ""
     assert spark_kafka_jars("4.1.3").coordinates == ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",)
+
+
+@pytest.mark.parametrize(("installed", "kafka"), [("4.0.5", "4.0.2"), ("4.3.0", "4.2.0"), ("4.4.0", "4.4.0")])
+def test_by_default_the_version_is_the_one_that_is_tested_with_the_installed_spark(installed, kafka, monkeypatch):
+    monkeypatch.setattr(jars, "version", lambda _: installed)
+    assert spark_kafka_jars().coordinates == (f"org.apache.spark:spark-sql-kafka-0-10_2.13:{kafka}",)
+    assert spark_kafka_jars().other == ""
+
+
+def test_a_spark_of_no_package_has_to_be_named(monkeypatch):
+    def missing(_):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(jars, "version", missing)
+    with pytest.raises(StackError, match="the version of Spark is not known") as raised:
+        spark_kafka_jars()
+    assert "--spark-version" in raised.value.next_step
+    assert spark_kafka_jars("4.1.3").name == "spark-kafka-4.1.3"
