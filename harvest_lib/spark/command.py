@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import pyspark
+
 from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.spark.tested import require_tested
 
 _INTERRUPTED = 130
 
@@ -51,13 +54,14 @@ def tell(text: str) -> None:
 
 
 def run(command: Callable[[], int | None], *, interrupted: str) -> int:
-    """Run a command; return its exit code, 0 if it returns None.
+    """Run a command; return its exit code, 0 if it returns None. A Spark that is not tested is refused first.
 
     A HarvestError is printed, and its exit code returned. On an interrupt the text `interrupted` is printed, and 130 is
     returned. The text has the next step, or says what is unchanged.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a broken gateway is logged once, by the command
     try:
+        require_tested(pyspark.__version__)
         return command() or 0
     except HarvestError as error:
         sys.stderr.write(f"error: {error}\n")

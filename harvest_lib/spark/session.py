@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyspark
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.spark.tested import require_tested
 
 JARS_VARIABLE = "HARVEST_SPARK_JARS"
 
@@ -69,8 +71,10 @@ def spark_session(
 
     With `is_long` Java compiles more thoroughly, which pays off in a long job. If the process already has a running
     session, that session is used, and left running. Everything that Spark writes (shuffle files, warehouse, copies of
-    jars) is below `work_folder`; the caller removes that folder. Raises ConfigError when Java is missing.
+    jars) is below `work_folder`; the caller removes that folder. Raises ConfigError when Java is missing, and with a
+    version of Spark that is not tested.
     """
+    require_tested(pyspark.__version__)
     if (running := SparkSession.getActiveSession()) is not None:
         yield running
         return

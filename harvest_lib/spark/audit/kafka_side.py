@@ -21,7 +21,7 @@ from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, answer_of, client_settings, log_range, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, VERSION
-from harvest_lib.spark.data_source.sequenced import IDS, with_ids
+from harvest_lib.spark.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
 _OPEN_SECONDS = 30.0

@@ -21,7 +21,7 @@ from harvest_lib.spark.audit.committed import Taken
 from harvest_lib.spark.audit.comparison import COPY, COPY_NUMBERS, KEY_NUMBERS
 from harvest_lib.spark.audit.kafka_side import Logs, SparkTopics, end_of
 from harvest_lib.spark.audit.state import Past
-from harvest_lib.spark.data_source.sequenced import carried, decided, is_acknowledgement
+from harvest_lib.spark.sequenced import carried, decided, is_acknowledgement
 
 _PLACE = ("topic", "partition", "offset")
 _SHUFFLE_RECORDS = 250_000

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyspark
 from pyspark.errors import AnalysisException
 
-from harvest_lib.spark.data_source.versions import require_tested
+from harvest_lib.spark.tested import require_tested
 
 try:
     from pyspark.sql.datasource import DataSource

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from harvest_lib.sequencing import message_id
 from harvest_lib.spark.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, SparkTopics
-from harvest_lib.spark.data_source.sequenced import committed
+from harvest_lib.spark.sequenced import committed
 
 _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'))"
 

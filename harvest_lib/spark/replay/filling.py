@@ -39,7 +39,6 @@ from harvest_lib.postgres.database import connect, in_statement
 from harvest_lib.postgres.translation import translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
-from harvest_lib.spark.data_source import register
 from harvest_lib.spark.raised import SPARK_ERRORS
 from harvest_lib.spark.replay.parts import RESULT, PartSettings, write_parts
 from harvest_lib.spark.replay.progress import watched
@@ -271,6 +270,8 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings
 
 def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
     """Return the snapshot's rows of the replayed topics, partitioned by part, and sorted by id within a part."""
+    from harvest_lib.spark.data_source import register  # noqa: PLC0415 - refuses other versions as it is loaded
+
     register(spark)
     given = parameters_of(place.dsn)
     secret = {"password": given.pop("password")} if "password" in given else {}

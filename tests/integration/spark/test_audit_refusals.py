@@ -1,6 +1,9 @@
 """Missing prerequisites of an audit by Spark: reported before Spark starts where that can be, and without secrets."""
 
+import os
 import socket
+import subprocess
+import sys
 import uuid
 
 import psycopg
@@ -8,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support.audited import KEYS, RECORDS
+from support.spark import all_jars
 
 from harvest_lib.errors import (
     ConfigError,
@@ -20,6 +24,7 @@ from harvest_lib.errors import (
     TransactionOpen,
 )
 from harvest_lib.spark.audit import Business, audit
+from harvest_lib.spark.session import JARS_VARIABLE
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -101,3 +106,22 @@ def test_a_table_without_the_privilege_to_read_it(native, monkeypatch):
         assert "canary" not in str(caught.value)
     finally:
         outbox.connection.execute(f"DROP ROLE {name}")
+
+
+def test_without_java_the_command_says_so_and_leaves_nothing(native, tmp_path):
+    native.deliver()
+    place = ("--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic)
+    done = subprocess.run(
+        [sys.executable, "-m", "harvest_lib.spark.audit", *place],
+        env=os.environ | {"JAVA_HOME": str(tmp_path / "none"), JARS_VARIABLE: ",".join(map(str, all_jars()))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (ConfigError.exit_code, "")
+    assert "error: Spark's Java process did not start" in done.stderr
+    assert "next step: install Java 17 or 21" in done.stderr
+    assert "Traceback" not in done.stderr
+    rows = "SELECT (SELECT count(*) FROM harvest_audit.summary) + (SELECT count(*) FROM harvest_audit.staging)"
+    assert native.outbox.connection.execute(rows).fetchone() == (0,)

@@ -14,7 +14,7 @@ from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.batch import Message
 from harvest_lib.sequencing.message_id import Flag, new_producer_id, pack
 from harvest_lib.spark.data_source.harvested import harvested
-from harvest_lib.spark.data_source.sequenced import committed
+from harvest_lib.spark.sequenced import committed
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -1,5 +1,9 @@
 """Ends of the jobs' command lines, and their messages."""
 
+import subprocess
+import sys
+
+import pyspark
 import pytest
 
 from harvest_lib.errors import ConfigError, DatabaseUnavailable
@@ -7,6 +11,7 @@ from harvest_lib.spark import outbox_sink
 from harvest_lib.spark.audit import __main__ as audit
 from harvest_lib.spark.command import Parser, run, tell
 from harvest_lib.spark.flights import by_day, by_month
+from harvest_lib.spark.session import spark_session
 
 pytestmark = pytest.mark.quick
 
@@ -84,3 +89,29 @@ def test_bad_arguments_exit_with_3(job, arguments, says, capsys):
     assert job.main(arguments) == 3
     assert says in (said := capsys.readouterr().err)
     assert "next step" in said
+
+
+JOBS = ("audit", "flights.by_day", "flights.by_month", "outbox_sink", "replay")
+WITH_ANOTHER_SPARK = """
+import runpy, sys, pyspark
+pyspark.__version__ = sys.argv[1]
+runpy.run_module(f"harvest_lib.spark.{sys.argv[2]}", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(("job", "version"), [*((job, "3.5.7") for job in JOBS), ("audit", "4.4.0")])
+def test_another_version_of_spark_is_refused_in_a_sentence(job, version):
+    command = [sys.executable, "-c", WITH_ANOTHER_SPARK, version, job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (ConfigError.exit_code, "")
+    assert done.stderr.startswith(f"error: outbox-harvester is not tested with Spark {version}")
+    assert "use Spark 4.0 to 4.3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_session_of_another_version_is_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(pyspark, "__version__", "4.4.0")
+    refused = pytest.raises(ConfigError, match=r"not tested with Spark 4\.4\.0")
+    with refused, spark_session(jars=[], work_folder=tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

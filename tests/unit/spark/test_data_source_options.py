@@ -12,11 +12,11 @@ import pytest
 
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.spark.data_source import OutboxDataSource
-from harvest_lib.spark.data_source.versions import require_tested
 from harvest_lib.spark.data_source.write_options import WriteOptions, options_named
 from harvest_lib.spark.outbox_sink import BatchId, Fixed
 from harvest_lib.spark.sink.copying import copy_text
 from harvest_lib.spark.sink.staging_tables import Staged
+from harvest_lib.spark.tested import require_tested
 
 pytestmark = pytest.mark.quick
 

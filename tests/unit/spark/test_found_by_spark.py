@@ -56,4 +56,4 @@ def test_a_spark_that_is_not_tested_is_no_error_until_the_format_is_used():
         "try: pyspark_outbox.DefaultSource({})\n"
         "except ConfigError as refused: print(refused.cause)",
     )
-    assert said == "the format outbox is not tested with Spark 5.0.0\n"
+    assert said == "outbox-harvester is not tested with Spark 5.0.0\n"
