@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from harvest_lib.errors import ConfigError
+from harvest_lib.errors import ConfigError, install_hint
 
 CONTRACTS = ("pandas", "pandera", "pyspark")
 """Packages that the checks `schema` import."""
@@ -26,7 +26,7 @@ def require_installed(packages: Sequence[str], field: str, extras: str) -> None:
         raise ConfigError(
             f"{', '.join(missing)} is not installed where Dagster loads this code",
             field=field,
-            next_step=f'pip install "outbox-harvester[dagster,{extras}]", or change `{field}`',
+            next_step=f"{install_hint(f'dagster,{extras}')}, or change `{field}`",
         )
 
 
