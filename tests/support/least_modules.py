@@ -86,6 +86,7 @@ EXEMPT = {
     "integration/native/test_sources": _PART,
     "integration/native/test_unavailable": _PART,
     "integration/harvester/test_transactions": "its broker begins no transaction, so that no harvester starts",
+    "integration/examples/test_installs": "its subject is what is installed, and no harvester runs",
     "integration/examples/test_walkthrough": "its subject is what a new user types, who grants what is printed",
     "integration/cli/test_check": "its subject is what is wrong before a harvester runs",
     "integration/cli/test_check_grants": "its subject is what is wrong before a harvester runs",

@@ -14,53 +14,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from support.install_lines import BEFORE, OURS, PARTS, ROOT, Line, code_of, lines_in, pages
 
 pytestmark = pytest.mark.gate
 
-ROOT = Path(__file__).parents[3]
-OURS = ("harvest_lib", "dagster_harvest")
 NAME = "outbox-harvester"
-
-PARTS = {
-    "": [
-        *(
-            "harvest_lib",
-            "harvest_lib.outbox",
-            "harvest_lib.cli.run",
-            "harvest_lib.cli.check",
-            "harvest_lib.cli.status",
-        ),
-        *("harvest_lib.harvester.harvest", "harvest_lib.consume", "harvest_lib.consume.telemetry", "harvest_lib.audit"),
-        *("harvest_lib.conninfo", "harvest_lib.examples.bank_transfer", "harvest_lib.cli.pipeline"),
-    ],
-    "pipeline": [
-        *("harvest_lib.pipeline.declaration", "harvest_lib.pipeline.pipeline", "harvest_lib.pipeline.operations"),
-        *(f"harvest_lib.pipeline.adaptors.{name}" for name in ("kafka", "outbox", "postgres", "stdout")),
-        "harvest_lib.pipeline.adaptors.file.json_lines",
-    ],
-    "local": ["harvest_lib.local_stack", "harvest_lib.local_stack.secure"],
-    "spark": [
-        *("harvest_lib.spark.outbox_sink", "harvest_lib.spark.data_source", "harvest_lib.spark.data_source.harvested"),
-        *(
-            "harvest_lib.spark.audit.__main__",
-            "harvest_lib.spark.replay.__main__",
-            "harvest_lib.spark.jars",
-            "harvest_lib.spark.flights.by_day",
-        ),
-    ],
-    "quality,spark": ["harvest_lib.spark.quality"],
-    "dagster": ["dagster_harvest", "dagster_harvest.components", "dagster_harvest.resources"],
-    "dagster,spark": ["dagster_harvest.frame_job"],
-    "airflow": [
-        "harvest_lib.airflow.dagster.operator",
-        "harvest_lib.airflow.provider",
-        "harvest_lib.airflow.audit_tasks",
-    ],
-    "archive": ["harvest_lib.archive"],
-    "parquet": ["harvest_lib.pipeline.declaration", "harvest_lib.pipeline.adaptors.file.parquet"],
-    "certificates": ["harvest_lib.certificates"],
-}
-"""Modules by the extras that their page says to install."""
 
 IMPORT = re.compile(r"^(?:import (.+)|from ([\w.]+) import (\([^)]*\)|.+))$", re.MULTILINE)
 """An import as the module is loaded. An indented one is for types, or used with a hint where it is missing."""
@@ -176,3 +134,35 @@ def test_the_lock_has_a_wheel_for_each_python():
         if each["name"] in needed and any("-cp314-" in wheel["url"] for wheel in each["wheels"])
     }
     assert found == needed
+
+
+def test_each_page_with_code_says_what_it_needs_installed():
+    found = {page: code_of(page) for page in pages()}
+    assert {page: code[None] for page, code in found.items() if None in code} == {}, "add them to BEFORE"
+    assert [page for page, extras in BEFORE.items() if Line(extras) not in found[page]] == []
+
+
+def test_each_line_that_installs_names_extras_that_there_are():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [line for page in pages() for line in code_of(page) if line]
+    named = {extra for each in lines for extra in each.extras.split(",") if extra}
+    assert {"airflow", "archive", "certificates", "dagster", "otel", "parquet", "pipeline", "spark"} <= named
+    assert named <= {*project["optional-dependencies"]}
+
+
+LINES = {
+    "pip install . # a comment [spark]": [Line("")],
+    'packed/bin/pip install . numpy "pyarrow>=17"': [Line("", ("numpy", "pyarrow>=17"))],
+    "uv add --extra dagster ./vendor/outbox_harvester-*.whl": [Line("dagster")],
+    "RUN pip3 install uv && uv venv x \\\n && uv pip install --python /x/python /opt/outbox-harvester numpy": [
+        Line("", ("numpy",))
+    ],
+    "pip install '/path/to/outbox-harvester[dagster,demo]' x": [Line("dagster,demo", ("x",))],
+    "pipx install 'outbox-harvester[local]'\nuv tool install outbox-harvester": [Line("local"), Line("")],
+    "pip install --no-cache-dir uv": [],
+}
+
+
+@pytest.mark.parametrize(("text", "lines"), LINES.items())
+def test_lines_are_read(text, lines):
+    assert lines_in(text) == lines
