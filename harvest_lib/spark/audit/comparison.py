@@ -239,6 +239,7 @@ def _milliseconds(name: str) -> Column:
 def record_numbers() -> list[Column]:
     """Return the aggregates over the result of `by_record`. Most aggregates are named like a column of
     `harvest_audit.summary`."""
+    delays = F.percentile_approx("delay_ms", list(_PERCENTILES), _ACCURACY)
     return [
         _count(F.col("is_committed")).alias("committed"),
         _count(F.col("is_lost")).alias("lost"),
@@ -248,7 +249,7 @@ def record_numbers() -> list[Column]:
         _count(F.col("is_open")).alias("open"),
         _count(F.col("has_others")).alias("differing"),
         F.unix_micros(F.min(F.when(F.col("is_waiting"), F.col("since")))).alias("backlog_since"),
-        F.percentile_approx("delay_ms", list(_PERCENTILES), _ACCURACY).alias("delays_ms"),
+        F.array_join(delays.cast("array<string>"), " ").alias("delays_ms"),  # Spark 4.0 gives no arrays back
         F.max("delay_ms").alias("delay_max_ms"),
     ]
 
@@ -285,7 +286,8 @@ def _count(condition: Column) -> Column:
 def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the delays in an observation, keyed by their names in the summary. The delays are None if nothing was
     delivered."""
-    middle, high, highest = found["delays_ms"] or (None,) * len(_PERCENTILES)
+    named = found["delays_ms"]
+    middle, high, highest = map(float, named.split()) if named else (None,) * len(_PERCENTILES)
     return {
         "delay_p50_ms": middle,
         "delay_p95_ms": high,

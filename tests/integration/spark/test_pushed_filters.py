@@ -1,7 +1,7 @@
 """Filters that Postgres evaluates for Spark: the same rows as without, of which no others are fetched."""
 
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, LessThan, StringStartsWith
+from pyspark.sql import datasource
 
 from harvest_lib.archive import archive_segments
 from harvest_lib.outbox import OutboxTable, append
@@ -12,6 +12,9 @@ from harvest_lib.spark.data_source.read_options import read_schema
 from harvest_lib.spark.data_source.reader import FilteringReader
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
+
+if not hasattr(datasource, "EqualTo"):
+    pytest.skip("Spark 4.0 shows no filters to a source in Python", allow_module_level=True)
 
 ENABLED = "spark.sql.python.filterPushdown.enabled"
 KEYS = ("a", "A", "a b", "100%", "1_0", "it's", 'say "x"', "back\\slash", "straße", "日本", "é", "e\u0301", "")
@@ -132,12 +135,12 @@ def test_rows_of_an_outbox_that_is_purged_are_chosen_likewise(spark, make_outbox
 @pytest.mark.parametrize(
     ("filters", "segments", "found"),
     [
-        ([EqualTo(("id",), 7)], 1, 1),
-        ([In(("id",), (9, 10)), IsNotNull(("id",))], 2, 2),
-        ([GreaterThanOrEqual(("id",), 30)], 3, 10),
-        ([LessThan(("id",), 1)], 1, 0),
-        ([EqualTo(("kafka_topic",), "rare")], 5, 7),
-        ([StringStartsWith(("kafka_key",), "a")], 5, 6),
+        ([datasource.EqualTo(("id",), 7)], 1, 1),
+        ([datasource.In(("id",), (9, 10)), datasource.IsNotNull(("id",))], 2, 2),
+        ([datasource.GreaterThanOrEqual(("id",), 30)], 3, 10),
+        ([datasource.LessThan(("id",), 1)], 1, 0),
+        ([datasource.EqualTo(("kafka_topic",), "rare")], 5, 7),
+        ([datasource.StringStartsWith(("kafka_key",), "a")], 5, 6),
     ],
 )
 def test_other_rows_are_not_fetched_and_other_segments_not_read(native, filters, segments, found):

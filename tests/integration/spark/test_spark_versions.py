@@ -1,45 +1,44 @@
-"""Every line of Spark that the extra allows: sink, writing, reading, streams and audit work with each."""
+"""Every line of Spark that the extra allows: sink, writing, reading, streams and audit work with each.
+
+Results stay in the state folder. When each line has run, the table of docs/spark.md has to be theirs;
+`UPDATE_SPARK_VERSIONS=1` writes it.
+"""
 
 import os
 import subprocess
 
 import pytest
 from support.installed import ROOT, build, find_uv, install
+from support.spark_versions import MODULES, cells, table
 
 from harvest_lib.local_stack.jars import TESTED_SPARK
+from infra.chaos.report import put_table
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(3_000)]
 
-LOCKED = "4.1"  # all other tests run with it
-MODULES = (
-    "test_audit.py",
-    "test_batch_reports.py",
-    "test_column_names.py",
-    "test_data_source_writing.py",
-    "test_harvested.py",
-    "test_harvested_stream.py",
-    "test_outbox_connect.py",
-    "test_outbox_reader.py",
-    "test_outbox_sink.py",
-    "test_outbox_stream_reader.py",
-    "test_outbox_writes.py",
-    "test_replay.py",
-    "test_restored.py",
-    "test_snapshot_option.py",
-    "test_topic_reader.py",
-)
+PAGE = ROOT / "docs" / "spark.md"
 
 
-@pytest.mark.parametrize("line", [each for each in TESTED_SPARK if each != LOCKED])
-def test_the_tests_of_spark_pass(line, parts, tmp_path):
+@pytest.fixture(scope="module")
+def results(parts):
+    """The folder of the results: one file of JUnit for each line."""
+    folder = parts / "test" / "spark-versions"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("line", TESTED_SPARK)
+def test_the_tests_of_spark_pass(line, parts, results, tmp_path):
     uv, venv = find_uv(parts), tmp_path / "venv"
     install(uv, build(uv, tmp_path), venv, "archive", "dev", "local", "quality", "spark")
-    replaced = [uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", f"pyspark[connect]=={line}.*"]
+    options = ("--quiet", "--no-cache", "--python", venv / "bin" / "python")  # uv would keep each Spark that it builds
+    replaced = [uv, "pip", "install", *options, f"pyspark[connect]=={line}.*"]
     subprocess.run(replaced, check=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PYTEST_"))}
     done = subprocess.run(
         [
             *(venv / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long"),
+            *("--junitxml", results / f"{line}.xml"),
             *(f"tests/integration/spark/{module}" for module in MODULES),
         ],
         cwd=ROOT,
@@ -50,3 +49,13 @@ def test_the_tests_of_spark_pass(line, parts, tmp_path):
         timeout=2_400,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_the_table_of_the_page_is_of_these_results(results):
+    files = {line: results / f"{line}.xml" for line in TESTED_SPARK}
+    if missing := [line for line, file in files.items() if not file.is_file()]:
+        pytest.skip(f"no results of Spark {', '.join(missing)}")
+    written = table({line: cells(file) for line, file in files.items()})
+    if os.environ.get("UPDATE_SPARK_VERSIONS"):
+        put_table(written, PAGE)
+    assert written in PAGE.read_text(encoding="utf-8"), written
