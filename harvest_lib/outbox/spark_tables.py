@@ -23,8 +23,8 @@ CREATE TABLE IF NOT EXISTS {ledger} (
     content_hash    text NOT NULL,
     run             text NOT NULL,
     promoted_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    staging_seconds double precision,
-    promote_seconds double precision
+    staging_seconds double precision NOT NULL,
+    promote_seconds double precision NOT NULL
 )
 """
 

@@ -29,7 +29,7 @@ class BatchListener(StreamingQueryListener):
     logged as `spark_batch_done`. It is called in a thread of Spark, after the micro-batch's end, in order.
 
     A report has the status already-promoted if the batch was promoted before the query was started. The seconds are
-    those of the promotion, 0 if the ledger lacks them. The process of the listener must reach Postgres: the driver's,
+    those in the ledger. The process of the listener must reach Postgres: the driver's,
     or the client's of Spark Connect. Spark logs what the listener raises (DatabaseError), and the query runs on.
     """
 
@@ -70,8 +70,8 @@ class BatchListener(StreamingQueryListener):
             report = BatchReport.of(
                 batch,
                 (entry, is_new),
-                staging_seconds=entry.staging_seconds or 0.0,
-                promote_seconds=entry.promote_seconds or 0.0,
+                staging_seconds=entry.staging_seconds,
+                promote_seconds=entry.promote_seconds,
             )
         self._tell(report)
 

@@ -29,7 +29,7 @@ def environment():
         "JAVA_HOME": str(find_java(default_state())),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'harvest_lib' / 'spark' / 'lookup'}",
     }
 
 

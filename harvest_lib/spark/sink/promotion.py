@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
@@ -44,21 +44,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """The ledger's row of a promoted batch. `promoted_at` is the time by Postgres's clock just before the commit. The
-    seconds of staging, and of the promotion until then, are None if they are unknown: ledgers of earlier versions have
-    no such columns."""
+    seconds are those of staging, and of the promotion until then."""
 
     rows: int
     content_hash: str
     run: str
     promoted_at: datetime
-    staging_seconds: float | None = None
-    promote_seconds: float | None = None
+    staging_seconds: float
+    promote_seconds: float
 
 
 def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
     """Return the batch's ledger row, None if the batch was not promoted."""
     with postgres_errors("reading the ledger"), _ledger_cursor(connection) as cursor:
-        return cursor.execute(_filled(queries.LEDGER_ENTRY, tables), {"batch": batch}).fetchone()
+        return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
 
 
 def enter_ledger(
@@ -68,7 +67,7 @@ def enter_ledger(
     *,
     run: str,
     tables: Tables,
-    staging_seconds: float | None = None,
+    staging_seconds: float,
 ) -> LedgerEntry:
     """Write the batch's ledger row in the caller's transaction, which promotes the batch and nothing else; return the
     row. Raises DatabaseError if a rule or a trigger of the ledger suppresses the row."""
@@ -80,7 +79,7 @@ def enter_ledger(
         "staging_seconds": staging_seconds,
     }
     with _ledger_cursor(connection) as cursor:
-        entry = cursor.execute(_filled(queries.ENTER_LEDGER, tables), values).fetchone()
+        entry = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
     if entry is None:
         raise DatabaseError(
             f"the ledger {tables.ledger.as_string(None)} takes no row",
@@ -88,10 +87,6 @@ def enter_ledger(
             next_step="drop it, and run the batch again: nothing of it was promoted",
         )
     return entry
-
-
-def _filled(statement: LiteralString, tables: Tables) -> sql.Composed:
-    return tables.fill(sql.SQL(statement), entry=sql.SQL(queries.ENTRY))
 
 
 def _ledger_cursor(connection: psycopg.Connection) -> psycopg.Cursor[LedgerEntry]:

@@ -28,7 +28,7 @@ class Staged:
     batch: str
     run: str
     named: Mapping[int, tuple[str, int]] | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
 
     def dead(self) -> tuple[sql.SQL, dict[str, object]]:
         """Return the SQL condition of rows that are not needed after this batch's promotion, and its bound values."""
