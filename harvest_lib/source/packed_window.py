@@ -23,7 +23,7 @@ from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 
-_MOST_ROWS, _GROUP_ROWS = 50_000, 256
+_FIRST_ROWS, _MOST_ROWS, _GROUP_ROWS = 1_000, 50_000, 256
 _PATIENCE_SECONDS, _CANCEL_SECONDS = 0.1, 5.0
 _FILLED = 0.9
 """The part of `PAGE_BYTES` that the rows of a page are expected to fill."""
@@ -97,7 +97,7 @@ class PackedWindow(SnapshotSource):
         read = _Reads(self._connected(), self._filter.selection, columns, values, self._low)
         after, limit = self._after, _MOST_ROWS
         with ThreadPoolExecutor(1, "harvest-read") as pool:
-            coming = pool.submit(read.page, after, limit)
+            coming = pool.submit(read.first_page, after)
             try:
                 while True:
                     rows, count, after, is_last = coming.result()
@@ -137,19 +137,34 @@ class _Reads:
         )
         self._connection, self._values, self._low = connection, values, low
 
+    def first_page(self, after: int) -> _Page:
+        """Return the first page after an id, read by a single statement: a filter may leave few of many rows, which are
+        then not searched twice."""
+        values = self._values_after(after, _FIRST_ROWS)
+        page = self._read(self._some, {**values, "width": _GROUP_ROWS})
+        return page or _Page(PackedRows(b"", b""), 0, after, is_last=True)
+
     def page(self, after: int, limit: int) -> _Page:
         """Return the next page of up to `limit` rows after an id."""
-        values = {**self._values, "after": after, "from_id": max(after, self._low - 1), "limit": limit}
+        values = self._values_after(after, limit)
         with translated():
             count, size, first, last = self._execute(self._extent, values).fetchone() or (0, 0, 0, 0)
-            if not count:
-                return _Page(PackedRows(b"", b""), 0, after, is_last=True)
-            fits = size <= PAGE_BYTES
-            values |= {"limit": count, "width": max(1, _GROUP_ROWS * (last - first + 1) // count)}
-            groups = sorted(self._execute(self._all if fits else self._some, values).fetchall())
+        fits = size <= PAGE_BYTES
+        values |= {"limit": count, "width": max(1, _GROUP_ROWS * (last - first + 1) // count) if count else 1}
+        page = self._read(self._all if fits else self._some, values, is_last=fits and count < limit) if count else None
+        return page or _Page(PackedRows(b"", b""), 0, after, is_last=True)
+
+    def _values_after(self, after: int, limit: int) -> dict[str, Any]:
+        return {**self._values, "after": after, "from_id": max(after, self._low - 1), "limit": limit}
+
+    def _read(self, statement: sql.SQL, values: Mapping[str, Any], *, is_last: bool = False) -> _Page | None:
+        """Return the page of a statement, None if it finds no rows."""
+        with translated():
+            groups = sorted(self._execute(statement, values).fetchall())
+        if not groups:
+            return None
         lasts, counts, data, lengths = zip(*groups, strict=True)
-        rows = PackedRows(b"".join(data), b"".join(lengths))
-        return _Page(rows, sum(counts), lasts[-1], is_last=fits and count < limit)
+        return _Page(PackedRows(b"".join(data), b"".join(lengths)), sum(counts), lasts[-1], is_last)
 
     def _execute(self, statement: sql.SQL, values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
         return self._connection.cursor(binary=True).execute(statement, values, prepare=True)

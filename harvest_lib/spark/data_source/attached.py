@@ -18,6 +18,8 @@ SELECT coalesce(pg_relation_filenode(to_regclass(name)), 0)::bigint
 FROM unnest(%s::text[]) WITH ORDINALITY AS segment (name, number) ORDER BY number
 """
 
+_FILLED = "SELECT name FROM unnest(%s::text[]) AS segment (name) WHERE pg_relation_size(to_regclass(name)) > 0"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
@@ -69,6 +71,14 @@ def files(connection: psycopg.Connection[Any], segments: Sequence[Segment]) -> d
     names = [str(each.table) for each in segments]
     with translated():
         return dict(zip(names, (row[0] for row in connection.execute(_FILES, (names,)).fetchall()), strict=True))
+
+
+def filled(connection: psycopg.Connection[Any], segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments whose tables have pages. A snapshot that was taken before sees no row in the others."""
+    names = [str(each.table) for each in segments]
+    with translated():
+        found = {row[0] for row in connection.execute(_FILLED, (names,)).fetchall()}
+    return [each for each, name in zip(segments, names, strict=True) if name in found]
 
 
 def lowest_of(segment: Segment) -> int:

@@ -29,7 +29,7 @@ from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark import seen_rows
 from harvest_lib.spark.data_source.archived import ArchivedPartition, plan_archived
-from harvest_lib.spark.data_source.attached import Attached, attached, files, lowest_of, table_of
+from harvest_lib.spark.data_source.attached import Attached, attached, files, filled, lowest_of, table_of
 from harvest_lib.spark.data_source.packed import record_batch
 from harvest_lib.spark.data_source.pushed import Condition, as_sql, ids_of
 from harvest_lib.spark.data_source.read_options import ReadOptions, arrow_schema
@@ -107,7 +107,7 @@ def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> li
     """Return a partition for each segment and shard, and for each file of the archive that the option `archive` names.
     Return a single partition if rows are deleted on delivery. The partitions have the rows that are committed now, or,
     with the option `snapshot`, the rows that this snapshot saw, and of these the rows that meet all `conditions`.
-    Segments and files without such ids have no partition."""
+    Empty segments, and segments and files without such ids, have no partition."""
     required, (lowest, highest) = (*options.conditions, *conditions), ids_of(conditions)
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
@@ -117,6 +117,7 @@ def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> li
         there = files(connection, attached(connection, options).segments)  # before the snapshot, which sees their rows
         snapshot, found, server = now(connection, options)
         there = {**files(connection, found.segments), **there}
+        segments = filled(connection, found.segments)
         if options.snapshot is not None:
             snapshot = _earlier(options.snapshot, snapshot, server["system"])
         table, url = table_of(options), options.archive
@@ -124,7 +125,7 @@ def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> li
         parts += (
             plan_archived(connection, table, url, found.floor, snapshot, conditions=required) if url is not None else []
         )
-    for each in found.segments:
+    for each in segments:
         first, last = lowest_of(each), HIGHEST_ID if each.upper is None else each.upper - 1
         begin, end = max(first, lowest), min(last, highest)
         if begin > end:

