@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegressed
 from harvest_lib.outbox.row_security import require_all_rows
+from harvest_lib.outbox.segments import Segment
 from harvest_lib.outbox.table import ValueType
 from harvest_lib.postgres.database import WAITS_FOR_CLIENT, connect, lift_timeouts
 from harvest_lib.postgres.translation import translated
@@ -57,6 +58,7 @@ _PURGED = {**_FOLLOWED, "transaction_id": sql.SQL("NULL::bigint")}
 
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
+_IDS = "SELECT min(id), max(id) FROM {table} WHERE id BETWEEN %s AND %s"
 _ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
 
 
@@ -104,20 +106,20 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
 
 
 def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> list[OutboxPartition | ArchivedPartition]:
-    """Return a partition for each segment and shard, and for each file of the archive that the option `archive` names.
-    Return a single partition if rows are deleted on delivery. The partitions have the rows that are committed now, or,
-    with the option `snapshot`, the rows that this snapshot saw, and of these the rows that meet all `conditions`.
-    Empty segments, and segments and files without such ids, have no partition."""
+    """Return a partition for each segment and range of its ids, and for each file of the archive that the option
+    `archive` names. Return a single partition if rows are deleted on delivery. The partitions have the rows that are
+    committed now, or, with the option `snapshot`, the rows that this snapshot saw, and of these the rows that meet all
+    `conditions`. Empty segments, and segments and files without such ids, have no partition."""
     required, (lowest, highest) = (*options.conditions, *conditions), ids_of(conditions)
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
         elif not is_followed(connection, options):
-            return [OutboxPartition(windows=(), shard=0, floor=0, below=None, conditions=required)]
+            return [OutboxPartition(windows=(), floor=0, below=None, conditions=required)]
         there = files(connection, attached(connection, options).segments)  # before the snapshot, which sees their rows
         snapshot, found, server = now(connection, options)
         there = {**files(connection, found.segments), **there}
-        segments = filled(connection, found.segments)
+        segments = [(each, _ids(connection, options, each)) for each in filled(connection, found.segments)]
         if options.snapshot is not None:
             snapshot = _earlier(options.snapshot, snapshot, server["system"])
         table, url = table_of(options), options.archive
@@ -125,20 +127,38 @@ def plan_batch(options: ReadOptions, conditions: Sequence[Condition] = ()) -> li
         parts += (
             plan_archived(connection, table, url, found.floor, snapshot, conditions=required) if url is not None else []
         )
-    for each in segments:
+    for each, ids in segments:
         first, last = lowest_of(each), HIGHEST_ID if each.upper is None else each.upper - 1
-        begin, end = max(first, lowest), min(last, highest)
-        if begin > end:
-            continue
-        window = Window(prev=NOTHING, cur=str(snapshot), first=begin, last=end, server=server)
         file = (str(each.table), there[str(each.table)])
-        parts += [
-            OutboxPartition(
-                windows=(window,), shard=shard, floor=first, below=each.upper, file=file, conditions=required
+        for begin, end in _split(max(first, lowest), min(last, highest), ids, options.shards):
+            window = Window(prev=NOTHING, cur=str(snapshot), first=begin, last=end, server=server)
+            parts.append(
+                OutboxPartition(windows=(window,), floor=first, below=each.upper, file=file, conditions=required)
             )
-            for shard in range(options.shards)
-        ]
     return parts
+
+
+def _ids(connection: psycopg.Connection[Any], options: ReadOptions, segment: Segment) -> tuple[int, int]:
+    """Return the lowest and the highest id in a segment."""
+    values = lowest_of(segment), HIGHEST_ID if segment.upper is None else segment.upper - 1
+    if options.shards > 1:
+        with translated():
+            statement = sql.SQL(_IDS).format(table=table_of(options).identifier)
+            low, high = connection.execute(statement, values).fetchone() or values
+        return values if low is None else (low, high)
+    return values
+
+
+def _split(first: int, last: int, ids: tuple[int, int], parts: int) -> list[tuple[int, int]]:
+    """Return the ids from `first` to `last` in up to so many ranges, whose parts of `ids` are of equal length."""
+    lowest, highest = max(first, ids[0]), min(last, ids[1])
+    width = max(1, -(-(highest - lowest + 1) // parts))
+    starts = [first, *(each for n in range(1, parts) if lowest < (each := lowest + n * width) <= highest)]
+    return [
+        (start, end)
+        for start, end in zip(starts, [*(each - 1 for each in starts[1:]), last], strict=True)
+        if start <= end
+    ]
 
 
 def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
@@ -216,7 +236,8 @@ def explained() -> Iterator[None]:
 def _window(
     options: ReadOptions, part: OutboxPartition, window: Window, columns: Sequence[str]
 ) -> Iterator[PackedRows]:
-    conditions = [*shard_conditions(part.shard, options.shards), *map(as_sql, part.conditions)]
+    shard = [] if part.shard is None else shard_conditions(part.shard, options.shards)
+    conditions = [*shard, *map(as_sql, part.conditions)]
     if window.last < HIGHEST_ID:
         conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
     selection = Selection(table=table_of(options).identifier, columns=_FOLLOWED, conditions=conditions)

@@ -74,7 +74,7 @@ class ReadOptions:
     outbox: str = "outbox"
     """`table` or `schema.table`."""
     shards: int = 1
-    """Number of partitions, by key: per segment in a batch, per micro-batch in a stream."""
+    """Number of partitions: per segment in a batch, by id; per micro-batch in a stream, by key."""
     topics: tuple[str, ...] = ()
     """The topics whose records are read. Default: all."""
     columns: tuple[str, ...] = COLUMNS

@@ -2,7 +2,8 @@
 
 Promises
 - All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment that
-  has rows, and each shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
+  has rows, or several by the option `shards`. An outbox whose rows are deleted on delivery has one partition, read by a
+  single statement.
 - With the option `snapshot` every plan reads the rows that this snapshot saw.
 - With the option `archive` rows of dropped segments are read from the archive. Ids that are neither in the outbox nor
   in the archive are an error.

@@ -56,8 +56,8 @@ class Window:
 
 @dataclass(frozen=True)
 class OutboxPartition(InputPartition):
-    """The part of a read for one task: the windows of a shard, in order. Without windows the part is all rows of the
-    outbox, read by a single statement.
+    """The part of a read for one task: the windows of a shard, or of all shards, in order. Without windows the part is
+    all rows of the outbox, read by a single statement.
 
     Only rows that meet all `conditions` are read. After the read it must hold that all ids from `floor` on, and below
     `below` if that is given, have segments; that the table in `file` still has the file number in `file`; and that the
@@ -65,9 +65,9 @@ class OutboxPartition(InputPartition):
     """
 
     windows: tuple[Window, ...]
-    shard: int
     floor: int
     below: int | None
+    shard: int | None = None
     file: tuple[str, int] | None = None
     offsets: tuple[Offset, ...] = ()
     conditions: "tuple[Condition, ...]" = ()

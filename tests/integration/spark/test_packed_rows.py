@@ -1,5 +1,6 @@
 """Reads of an outbox as packed rows: what was written, page by page, in bounded memory, with nothing left open."""
 
+import itertools
 import random
 
 import psycopg
@@ -76,6 +77,20 @@ def test_rows_are_what_a_select_returns(native):
         assert rows(native.dsn, columns=",".join(columns)) == [
             tuple(row[place] for place in places) for row in expected
         ]
+
+
+@pytest.mark.parametrize("shards", ["2", "7", "1000"])
+def test_parts_of_a_segment_are_ranges_of_its_ids(native, shards):
+    append(native.connection, list(some(500, seed=3)))
+    native.connection.execute("DELETE FROM outbox WHERE id % 5 = 0 OR id BETWEEN 100 AND 250")
+    parsed = ReadOptions.parse({"dsn": native.dsn, "shards": shards}, streaming=False)
+    ranges = [(part.windows[0].first, part.windows[0].last) for part in outbox_rows.plan_batch(parsed)]
+    assert 2 <= len(ranges) <= int(shards)
+    assert all(last + 1 == first for (_, last), (first, _) in itertools.pairwise(ranges))
+    expected = [row[0] for row in native.connection.execute("SELECT id FROM outbox ORDER BY id")]
+    assert [i for batch in batches(native.dsn, shards=shards) for i in batch["id"].to_pylist()] == expected
+    native.write(3)
+    assert rows(native.dsn, shards=shards, columns="id")[-3:] == [(501,), (502,), (503,)]
 
 
 def test_only_the_topics_that_are_named_are_read(native):
@@ -159,7 +174,7 @@ def test_rows_of_a_transaction_that_was_open_cost_no_scan_of_all_others(native):
     native.write(3)
     place = server_identity.place(native.connection).as_json()
     window = Window(prev=start, cur=native.snapshot(), first=LOWEST_ID, last=HIGHEST_ID, server=place)
-    part = OutboxPartition(windows=(window,), shard=0, floor=LOWEST_ID, below=None)
+    part = OutboxPartition(windows=(window,), floor=LOWEST_ID, below=None)
     given = {"dsn": native.dsn}
     before = fetched(native.connection)
     read = outbox_rows.read(ReadOptions.parse(given, streaming=True), part, read_schema(given))
