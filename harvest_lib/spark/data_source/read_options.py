@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.postgres.table_names import is_no_table
+from harvest_lib.spark.data_source.option_names import named
 from harvest_lib.spark.data_source.pushed import Condition
 
 if TYPE_CHECKING:
@@ -32,7 +33,17 @@ _BATCH_ONLY = ("archive", "snapshot")
 _STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
 _MOST_SHARDS = 1_000
 _SNAPSHOT = re.compile(r"[0-9]+:[0-9]+:([0-9]+(,[0-9]+)*)?@[0-9]+")
-_MOST_RECORDS = 10_000_000
+MOST_RECORDS = 10_000_000
+"""The largest value of `maxRecordsPerBatch`."""
+_STARTS = {"earliest": "beginning", "latest": "now"}
+_ELSEWHERE = {
+    "url": "dsn",
+    "dbtable": "outbox",
+    "table": "outbox",
+    **dict.fromkeys(("subscribe", "topic"), "topics"),
+    **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger"), "maxRecordsPerBatch"),
+}
+"""Options of Spark's JDBC and Kafka sources, and the option here that is meant."""
 
 COLUMNS = (
     "id",
@@ -92,26 +103,11 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
         """Check the options and return them. Option names are case-insensitive. Raises ConfigError."""
         known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
-        names = {name.lower(): name for name in known}
-        given: dict[str, str] = {}
-        for spelled, value in options.items():
-            name = names.get(spelled.lower())
-            if name is None:
-                only = spelled.lower() in {each.lower() for each in others}
-                raise ConfigError(
-                    f"the option {spelled!r} is for spark.{'read' if streaming else 'readStream'} alone"
-                    if only
-                    else f"the format outbox has no option {spelled!r} for reading",
-                    field=spelled,
-                    next_step=f"use {', '.join(known)}",
-                )
-            given[name] = value
+        given = named(options, known, others=others, streaming=streaming, elsewhere=_ELSEWHERE, what="outbox")
         most = given.get("maxRecordsPerBatch")
         starting = given.get("startingOffsets", "beginning")
         if starting not in ("beginning", "now"):
-            raise ConfigError(
-                f"a stream cannot start at {starting!r}", field="startingOffsets", next_step="use beginning or now"
-            )
+            raise no_start(starting, "use beginning or now")
         return cls(
             dsn=dsn_of(given),
             password=given.get("password") or os.environ.get("PGPASSWORD"),
@@ -121,7 +117,7 @@ class ReadOptions:
             shards=positive_number("shards", given.get("shards", "1"), _MOST_SHARDS),
             topics=_names("topics", given.get("topics")),
             columns=_columns(given.get("columns")),
-            max_records=None if most is None else positive_number("maxRecordsPerBatch", most, _MOST_RECORDS),
+            max_records=None if most is None else positive_number("maxRecordsPerBatch", most, MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two
         )
 
@@ -202,6 +198,16 @@ def dsn_of(given: Mapping[str, str]) -> str:
         raise ConfigError("no database was named", field="dsn", next_step=f"set it, or {DSN_VARIABLE}")
     with options_named():
         return without_password(text)
+
+
+def no_start(given: str, next_step: str) -> ConfigError:
+    """Return the error for a value of `startingOffsets`. The next step names the value for Kafka's word."""
+    meant = _STARTS.get(given.lower())
+    return ConfigError(
+        f"a stream cannot start at {given[:80]!r}",
+        field="startingOffsets",
+        next_step=f"write {meant}" if meant else next_step,
+    )
 
 
 def _table(text: str) -> str:

@@ -21,10 +21,11 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from harvest_lib.errors import CheckpointError, PositionLost
+from harvest_lib.errors import PositionLost
 from harvest_lib.record.last_read import LastRead
 from harvest_lib.sequencing.producer_state import ProducerState
 from harvest_lib.sequencing.sequencer import Sequencer
+from harvest_lib.spark.data_source.windows import backwards
 
 Place = tuple[str, int]
 """A topic and a partition."""
@@ -139,12 +140,7 @@ def parts_between(start: TopicOffset, end: TopicOffset) -> list[TopicPartition]:
     for (topic, partition), until in end.positions.items():
         begin = start.positions.get((topic, partition), Position.first(until.begin))
         if until.offset < begin.offset:
-            raise CheckpointError(
-                "the newest offset of the query's checkpoint is before its predecessor",
-                evidence=f"{until.offset} comes after {begin.offset} in partition {partition} of {topic!r}",
-                next_step="delete the newest file in `offsets` of the checkpoint, and leave "
-                "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, or the option maxRecordsPerBatch out",
-            )
+            raise backwards(f"{until.offset} comes after {begin.offset} in partition {partition} of {topic!r}")
         if until.offset > begin.offset:
             found.append(TopicPartition(topic, partition, begin, until.offset))
     return found

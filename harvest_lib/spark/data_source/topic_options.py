@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Literal
 
 from pyspark.sql.types import (
@@ -20,7 +19,8 @@ from pyspark.sql.types import (
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.record.outbox_record import is_legal_topic
-from harvest_lib.spark.data_source.read_options import positive_number
+from harvest_lib.spark.data_source.option_names import named
+from harvest_lib.spark.data_source.read_options import MOST_RECORDS, no_start, positive_number
 
 _KAFKA = "kafka."
 _SERVERS = "bootstrap.servers"
@@ -34,14 +34,12 @@ _ELSEWHERE = {
     **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger"), "maxRecordsPerBatch"),
 }
 """Options of Spark's Kafka source, and the option here that is meant."""
-_STARTS = {"earliest": "beginning", "latest": "now"}
 _HIDDEN_BY_SPARK = re.compile(r"secret|password|token", re.IGNORECASE)
 _DECIDED = {
     *("group.id", "isolation.level", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"),
     *("enable.partition.eof", "allow.auto.create.topics"),
 }
 """Settings of librdkafka that `harvest_lib.consume.reader` makes."""
-_MOST_RECORDS = 10_000_000
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 SCHEMA = StructType(
@@ -88,7 +86,7 @@ class TopicOptions:
             topics=_topics(given.get("topics", "")),
             starting=_starting(given),
             ending_ms=None if ends is None else _milliseconds("endingTime", ends),
-            max_records=None if most is None else positive_number("maxRecordsPerBatch", most, _MOST_RECORDS),
+            max_records=None if most is None else positive_number("maxRecordsPerBatch", most, MOST_RECORDS),
             sequenced=_is_true("sequenced", given.get("sequenced", "true")),
         )
 
@@ -106,39 +104,20 @@ def check_topic_schema(schema: StructType) -> None:
 def _named(options: Mapping[str, str], *, streaming: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Return the options by their names, and Kafka's settings by librdkafka's names."""
     known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
-    names = {name.lower(): name for name in known}
-    given, kafka = {}, {}
-    for spelled, value in options.items():
-        name = spelled.lower()
-        if name.startswith(_KAFKA):
-            kafka[name.removeprefix(_KAFKA)] = value
-        elif name in names:
-            given[names[name]] = value
-        elif name in {each.lower() for each in others}:
-            raise ConfigError(
-                f"the option {spelled!r} is for spark.{'read' if streaming else 'readStream'} alone",
-                field=spelled,
-                next_step=f"use {', '.join(known)}",
-            )
-        else:
-            raise _unknown(spelled, names)
-    return given, kafka
-
-
-def _unknown(spelled: str, names: Mapping[str, str]) -> ConfigError:
-    """Return the error for an unknown option. The next step names the option that is meant, if there is a near one."""
-    name = spelled.lower()
-    near = get_close_matches(name, [*names, *_ELSEWHERE, _KAFKA + _SERVERS], n=1)
-    meant = _ELSEWHERE.get(near[0], near[0]) if near else ""
-    if not near and "." in name:
-        meant = _KAFKA + name  # a setting of librdkafka without the prefix
-    return ConfigError(
-        f"the format harvested has no option {spelled!r} for reading",
-        field=spelled,
-        next_step=f"write {names.get(meant.lower(), meant)}"
-        if meant
-        else f"use {', '.join(names.values())}, and {_KAFKA}… for settings of librdkafka",
+    kafka = {name.lower().removeprefix(_KAFKA): value for name, value in options.items() if _is_kafkas(name)}
+    given = {name: value for name, value in options.items() if not _is_kafkas(name)}
+    unknown = {name.lower() for name in given if "." in name}
+    settings = {name: _KAFKA + name for name in unknown}  # settings of librdkafka without the prefix
+    more = f", and {_KAFKA}… for settings of librdkafka"
+    elsewhere = {**_ELSEWHERE, **settings, _KAFKA + _SERVERS: _KAFKA + _SERVERS}
+    return (
+        named(given, known, others=others, streaming=streaming, elsewhere=elsewhere, what="harvested", more=more),
+        kafka,
     )
+
+
+def _is_kafkas(name: str) -> bool:
+    return name.lower().startswith(_KAFKA)
 
 
 def _settings(kafka: Mapping[str, str]) -> Mapping[str, object]:
@@ -188,12 +167,7 @@ def _starting(given: Mapping[str, str]) -> Literal["beginning", "now"] | int:
         return "beginning"
     if place == "now":
         return "now"
-    meant = _STARTS.get(place.lower())
-    raise ConfigError(
-        f"a stream cannot start at {place[:80]!r}",
-        field="startingOffsets",
-        next_step=f"write {meant}" if meant else "use beginning or now, or startingTime for a time",
-    )
+    raise no_start(place, "use beginning or now, or startingTime for a time")
 
 
 def _milliseconds(name: str, text: str) -> int:

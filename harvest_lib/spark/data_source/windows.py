@@ -93,6 +93,16 @@ def dropped(evidence: str) -> PositionLost:
     )
 
 
+def backwards(evidence: str) -> CheckpointError:
+    """Return the error for an offset of a checkpoint that is before its predecessor."""
+    return CheckpointError(
+        "the newest offset of the query's checkpoint is before its predecessor",
+        evidence=evidence,
+        next_step="delete the newest file in `offsets` of the checkpoint, and leave "
+        "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, or the option maxRecordsPerBatch out",
+    )
+
+
 def required_from(start: Offset, end: Offset) -> int:
     """Return the lowest id that still needs a segment, so that all rows between two offsets can be read.
 
@@ -113,12 +123,7 @@ def windows_between(start: Offset, end: Offset) -> tuple[Window, ...]:
     found = []
     prev = start["prev"]
     if not Snapshot.parse(end["prev"]).covers(Snapshot.parse(prev)):
-        raise CheckpointError(
-            "the newest offset of the query's checkpoint is before its predecessor",
-            evidence=f"{end['prev']} comes after {prev}",
-            next_step="delete the newest file in `offsets` of the checkpoint, and leave "
-            "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, or the option maxRecordsPerBatch out",
-        )
+        raise backwards(f"{end['prev']} comes after {prev}")
     if "cur" in start:
         within = "cur" in end and end["cur"] == start["cur"] and end["prev"] == prev
         last = end["after"] if within else HIGHEST_ID

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import psycopg
@@ -17,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from harvest_lib.conninfo import has_secret
 from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.spark.data_source.option_names import near
 from harvest_lib.spark.data_source.read_options import DSN_VARIABLE, dsn_of
 from harvest_lib.spark.sink.database import dsn_parts
 from harvest_lib.spark.sink.records import BatchId, Fixed, HeaderSource, Records, one_or_several
@@ -127,11 +127,11 @@ def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     known = {name.lower(): name for name in OPTIONS}
     for name in given:
         if name not in known and name not in _OF_SPARK:
-            near = get_close_matches(name, known, n=1)
+            meant = near(name, known)
             raise ConfigError(
                 f"there is no option {name!r}",
                 field=name,
-                next_step=f"write {known[near[0]]}" if near else f"use {', '.join(OPTIONS)}",
+                next_step=f"write {meant}" if meant else f"use {', '.join(OPTIONS)}",
             )
     for name in ("batchId", "allowEmpty") if streaming else ("stream",):
         if name.lower() in given:

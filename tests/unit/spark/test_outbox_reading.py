@@ -83,3 +83,22 @@ def test_a_password_has_an_option_and_is_not_shown(monkeypatch):
 def test_to_know_the_format_takes_no_client_of_postgres():
     program = "import sys, harvest_lib.spark.data_source; sys.exit('psycopg' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "match"),
+    [
+        ({"url": "jdbc:postgresql://h/d"}, False, "(?s)no option 'url' for reading.*write dsn"),
+        ({"dbtable": "outbox"}, False, "write outbox"),
+        ({"shard": "2"}, False, "write shards"),
+        ({"subscribe": "orders"}, True, "write topics"),
+        ({"maxOffsetsPerTrigger": "5"}, True, "write maxRecordsPerBatch"),
+        ({"nonsense": "5"}, True, "use dsn, password, outbox"),
+        ({"startingOffsets": "earliest"}, True, "(?s)cannot start at 'earliest'.*write beginning"),
+        ({"startingOffsets": "latest"}, True, "write now"),
+        ({"startingOffsets": "7"}, True, "use beginning or now"),
+    ],
+)
+def test_names_of_other_sources_are_refused_with_the_name_here(given, streaming, match):
+    with pytest.raises(ConfigError, match=match):
+        ReadOptions.parse({"dsn": "host=h", **given}, streaming=streaming)
