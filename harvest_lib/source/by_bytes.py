@@ -10,17 +10,22 @@ from harvest_lib.native import NativeRows
 from harvest_lib.outbox.record_pages import SIZED
 from harvest_lib.record import TOPIC, Row
 
-_FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
-
 # The window has no ORDER BY: it keeps the order in which the rows are found.
+SUMMED = """
+SELECT page.*, sum({size}) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
+       row_number() OVER (ROWS UNBOUNDED PRECEDING) AS harvest_number
+FROM ({found}) AS page
+"""
+"""Statement for the rows of the statement {found}, each with the sum of the sizes up to it, and its number. {size} is
+the size of a row `page`."""
+
+FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
+"""SQL condition for the rows of `SUMMED` that fit into the bytes, at least a single row."""
+
 _WITHIN = f"""
-SELECT page.id, CASE WHEN {_FITS} THEN page.kafka_topic END AS kafka_topic, page.kafka_key,
-  CASE WHEN {_FITS} THEN page.kafka_value END AS kafka_value, page.kafka_header_keys, page.kafka_header_values{{more}}
-FROM (
-  SELECT page.*, sum(page.harvest_bytes) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
-         row_number() OVER (ROWS UNBOUNDED PRECEDING) AS harvest_number
-  FROM ({SIZED}) AS page
-) AS page
+SELECT page.id, CASE WHEN {FITS} THEN page.kafka_topic END AS kafka_topic, page.kafka_key,
+  CASE WHEN {FITS} THEN page.kafka_value END AS kafka_value, page.kafka_header_keys, page.kafka_header_values{{more}}
+FROM ({SUMMED.format(size="page.harvest_bytes", found=SIZED)}) AS page
 WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number <= 2
 """  # noqa: S608 - constants of this module
 

@@ -19,6 +19,7 @@ from harvest_lib.postgres.translation import translated
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import snapshot_queries as queries
 from harvest_lib.source.batch_source import Plans
+from harvest_lib.source.by_bytes import FITS, SUMMED
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
@@ -39,14 +40,7 @@ SELECT max(page.id), count(*), string_agg(page.packed, ''::bytea),
 FROM (SELECT page.id, <packed> AS packed FROM (<found>) AS page OFFSET 0) AS page
 GROUP BY page.id / %(width)s
 """
-_WITHIN = """
-SELECT * FROM (
-  SELECT page.*, sum(<size>) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
-         row_number() OVER (ROWS UNBOUNDED PRECEDING) AS harvest_number
-  FROM (<found>) AS page
-) AS page
-WHERE harvest_sum <= %(bytes)s OR harvest_number = 1
-"""
+_WITHIN = f"SELECT * FROM ({SUMMED.format(size='<size>', found='<found>')}) AS page WHERE {FITS}"  # noqa: S608 - constants
 _ARRAY_BYTES = f"({ARRAY_BYTES} + 4 * coalesce(cardinality({{array}}), 0))"  # each element has its length
 _COPIED = "SELECT <packed> FROM (<found>) AS page"
 _COPY_HEADER_BYTES, _ROW_HEADER_BYTES, _TRAILER_BYTES = 19, 6, 2
@@ -54,8 +48,8 @@ _COPY_HEADER_BYTES, _ROW_HEADER_BYTES, _TRAILER_BYTES = 19, 6, 2
 
 class PackedRows(NamedTuple):
     """Rows, as `record_send` packs each: the number of columns, then of each column its type, its length (-1 for NULL)
-    and its bytes in Postgres' binary format. All these numbers are signed, of 4 bytes, and big-endian, and so are the
-    lengths of the rows in `lengths`."""
+    and its bytes in Postgres' binary format. `lengths` has the length of each row. All numbers are signed integers of 4
+    bytes, big-endian."""
 
     data: bytes
     lengths: bytes
