@@ -28,6 +28,21 @@ class Sender:
         assert self.producer.flush(60) == 0
 
 
+def in_transactions(servers, topic, transactional_id):
+    """Send 1, 2 and 5 in committed transactions, 3 and 4 in an aborted one, and 6 in one that stays open."""
+    sender = Sender(servers, topic, **{"transactional.id": transactional_id})
+    sender.producer.init_transactions(30)
+    for record_ids, is_committed in (((1, 2), True), ((3, 4), False), ((5,), True)):
+        sender.producer.begin_transaction()
+        for record_id in record_ids:
+            sender.send(record_id)
+        sender.producer.commit_transaction(30) if is_committed else sender.producer.abort_transaction(30)
+    sender.producer.begin_transaction()
+    sender.send(6)
+    sender.flush()
+    return sender
+
+
 class Pending:
     """A sender of `delivery: sequenced`, whose records are pending until it acknowledges them."""
 

@@ -5,8 +5,9 @@ from contextlib import suppress
 import psycopg
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 from support.consuming import Counting, Running
+from support.topics import recreate
 from support.waiting import eventually
 
 from harvest_lib.consume import PostgresStore
@@ -32,16 +33,7 @@ def end(counted, admin):
 
 def replace(counted, admin, keys, **config):
     """Put another log in the place of the topic's; shards of `counted` know no topic's id."""
-    admin.delete_topics([counted.topic])[counted.topic].result(60)
-
-    def made():
-        try:
-            admin.create_topics([NewTopic(counted.topic, 1, 1, config=config)])[counted.topic].result(60)
-        except KafkaException:  # it is being deleted yet
-            return False
-        return True
-
-    eventually(made, "the topic is made again")
+    recreate(admin, counted.topic, **config)
     eventually(lambda: end(counted, admin) == 0, "the broker has the new log: what comes earlier goes to the old one")
     counted.write(keys)
 

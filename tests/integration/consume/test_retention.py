@@ -6,12 +6,12 @@ import time
 
 import psycopg
 import pytest
-from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic
+from confluent_kafka import Producer, TopicPartition
 from support.consuming import Counting, Running
 from support.pipeline_ends import KafkaSource, collect
 from support.scraping import scrape_until, series
 from support.secured import printed
+from support.topics import recreate
 from support.waiting import eventually
 
 from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
@@ -127,16 +127,7 @@ def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic
 def test_a_topic_that_was_recreated_meanwhile(settings, make_topic, admin):
     topic = make_topic(**KEPT)
     write(settings, topic, 10)
-    admin.delete_topics([topic])[topic].result(60)
-
-    def made():
-        try:
-            admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
-        except KafkaException:  # it is being deleted yet
-            return False
-        return True
-
-    eventually(made, "the topic is made again")
+    recreate(admin, topic)
     write(settings, topic, 3)
     found = eventually(lambda: retained(settings, {(topic, 0): 7, (topic, 5): 1}), "it has a leader")
     assert [(each.partition, each.unread, each.expires_at) for each in found] == [(0, 0, None)]

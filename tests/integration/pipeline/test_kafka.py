@@ -4,13 +4,13 @@ import json
 import threading
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions
 from support.outbox import read_topic
 from support.pipeline_ends import KafkaSource, KafkaTarget, collect
 from support.raw_headers import write_raw_header
 from support.servers import own_cluster
-from support.waiting import eventually
+from support.topics import recreate
 
 from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.local_stack.kafka import KafkaCluster
@@ -333,16 +333,7 @@ def made_again(source, reader, admin):
     """Read a record, and put another log, of three other records, in the place of the topic's; return the position."""
     source.put(1)
     _, last = collect(reader(), until=lambda found, _: bool(found))
-    admin.delete_topics([source.namespace])[source.namespace].result(60)
-
-    def made():
-        try:
-            admin.create_topics([NewTopic(source.namespace, 1, 1)])[source.namespace].result(60)
-        except KafkaException:  # it is being deleted yet
-            return False
-        return True
-
-    eventually(made, "the topic is made again")
+    recreate(admin, source.namespace)
     KafkaSource(source.servers, source.namespace).put(7, 8, 9)
     return last
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import StructType
 from support.outbox import read_topic
 from support.subscribed import Subscribed
-from support.topic_sender import Pending, Sender
+from support.topic_sender import Pending, Sender, in_transactions
 
 from harvest_lib.consume import Sequencer
 from harvest_lib.errors import ConfigError, TopicMissing
@@ -73,16 +73,7 @@ def test_headers_of_the_row_that_have_our_names_come_too(spark, make_topic, boot
 
 def test_what_kafka_aborted_or_has_open_does_not_come(spark, make_topic, bootstrap_servers, unique):
     topic = make_topic(partitions=1)
-    sender = Sender(bootstrap_servers, topic, **{"transactional.id": unique("t")})
-    sender.producer.init_transactions(30)
-    for record_ids, is_committed in (((1, 2), True), ((3, 4), False), ((5,), True)):
-        sender.producer.begin_transaction()
-        for record_id in record_ids:
-            sender.send(record_id)
-        sender.producer.commit_transaction(30) if is_committed else sender.producer.abort_transaction(30)
-    sender.producer.begin_transaction()
-    sender.send(6)
-    sender.producer.flush(60)
+    sender = in_transactions(bootstrap_servers, topic, unique("t"))
     assert ids(spark, bootstrap_servers, topic) == [1, 2, 5]
     sender.producer.abort_transaction(30)
 

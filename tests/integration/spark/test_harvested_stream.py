@@ -4,12 +4,13 @@ from datetime import UTC, datetime
 from itertools import chain
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
 from support.outbox_source import HAS_TARGETS, FollowedTopics
 from support.sequenced import ends_of
 from support.subscribed import Subscribed
-from support.topic_sender import Pending, Sender
+from support.topic_sender import Pending, Sender, in_transactions
+from support.topics import recreate
 from support.waiting import eventually
 
 from harvest_lib.clock import unix_ms
@@ -100,16 +101,7 @@ def test_records_of_aborted_transactions_never_come_and_of_open_ones_later(
     make_topic, bootstrap_servers, unique, follow
 ):
     topic = make_topic()
-    sender = Sender(bootstrap_servers, topic, **{"transactional.id": unique("t")})
-    sender.producer.init_transactions(30)
-    for record_ids, is_committed in (((1, 2), True), ((3, 4), False), ((5,), True)):
-        sender.producer.begin_transaction()
-        for record_id in record_ids:
-            sender.send(record_id)
-        sender.producer.commit_transaction(30) if is_committed else sender.producer.abort_transaction(30)
-    sender.producer.begin_transaction()
-    sender.send(6)
-    sender.flush()
+    sender = in_transactions(bootstrap_servers, topic, unique("t"))
     stream = follow(topic)
     stream.run()
     assert stream.ids() == [1, 2, 5]
@@ -297,16 +289,7 @@ def test_a_topic_that_was_recreated_is_an_error(sender, topic, follow, admin):
     sender.send(1)
     sender.flush()
     stream.run()
-    admin.delete_topics([topic])[topic].result(60)
-
-    def made():
-        try:
-            admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
-        except KafkaException:  # it is being deleted yet
-            return False
-        return True
-
-    eventually(made, "the topic is made again")
+    recreate(admin, topic)
     for record_id in (7, 8):
         sender.send(record_id)
     sender.flush()

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import tracemalloc
+from threading import Thread
 
 import psycopg
 import pytest
@@ -11,10 +13,11 @@ from support.waiting import eventually
 from harvest_lib.errors import ConfigError, RecordError
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import PAGE_BYTES, OutboxRecord
-from harvest_lib.source import server_identity
+from harvest_lib.source import Selection, batch_source, server_identity
+from harvest_lib.source.packed_window import PackedWindow
 from harvest_lib.spark.data_source import outbox_rows
 from harvest_lib.spark.data_source.read_options import COLUMNS, ReadOptions, read_schema
-from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, OutboxPartition, Window
+from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, NOTHING, OutboxPartition, Window
 
 pytestmark = [pytest.mark.full]
 
@@ -30,6 +33,11 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS
 """
 
 
+WAITING = """
+SELECT count(*) FROM pg_locks
+WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+GENERIC = "SELECT coalesce(sum(generic_plans), 0) FROM pg_prepared_statements WHERE statement LIKE '%record_send%'"
 FETCHED = "SELECT sum(idx_tup_fetch + seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'outbox%'"
 
 
@@ -122,6 +130,70 @@ def test_no_transaction_is_open_while_a_page_is_worked_on(native):
     next(reading)
     eventually(lambda: native.connection.execute(OPEN).fetchone() == (0,), "the next page was read ahead")
     assert sum(batch.num_rows for batch in reading) > 0
+
+
+def test_a_reader_that_is_closed_does_not_wait_for_the_page_read_ahead(make_outbox, monkeypatch):
+    monkeypatch.setitem(batch_source._SETTINGS, "lock_timeout", "0")  # so that only the reader ends its statement
+    native = make_outbox(size=20_000)
+    append(native.connection, [OutboxRecord(topic="t", key="k", value="v" * 1_000) for _ in range(9_000)])
+    reading = batches(native.dsn)
+    next(reading)
+    eventually(lambda: native.connection.execute(OPEN).fetchone() == (0,), "the second page was read ahead")
+    with psycopg.connect(native.dsn) as other:
+        other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        next(reading)  # the third page, which is read ahead meanwhile, waits for the lock
+        eventually(lambda: other.execute(WAITING).fetchone() == (1,), "the next page is read")
+        closing = Thread(target=reading.close)
+        closing.start()
+        eventually(lambda: not closing.is_alive(), "the reader is closed while the lock is held")
+        assert other.execute(WAITING).fetchone() == (0,)
+
+
+def test_each_page_has_a_plan_of_its_own(make_outbox):
+    native = make_outbox(size=50_000)
+    append(native.connection, [OutboxRecord(topic="t", key="k", value="v" * 1_000) for _ in range(20_000)])
+    place = server_identity.place(native.connection).as_json()
+    window = Window(prev=NOTHING, cur=native.snapshot(), first=LOWEST_ID, last=HIGHEST_ID, server=place)
+    source = PackedWindow(native.dsn, Selection(table=native.table.identifier))
+    source.open(window.position)
+    try:
+        assert len(list(source.pages(["id", "kafka_value"]))) > 8, "more pages than Postgres plans a statement for"
+        (generic,) = source._connected().execute(GENERIC).fetchone()
+    finally:
+        source.close()
+    assert generic == 0
+
+
+def test_large_rows_are_in_memory_one_at_a_time(native):
+    native.connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
+    size = 5 * PAGE_BYTES
+    for _ in range(4):
+        append(native.connection, [OutboxRecord(topic="t", key="k", value="v" * size)])
+    tracemalloc.start()
+    try:
+        assert [batch.num_rows for batch in batches(native.dsn)] == [1, 1, 1, 1]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < peak < 1.5 * size
+
+
+def test_null_headers_count_in_the_size_of_a_page(native):
+    names = [f"h{n}" for n in range(2_000)]
+    append(native.connection, [OutboxRecord(topic="t", key="k", value="v", headers=dict.fromkeys(names))] * 600)
+    found = list(batches(native.dsn))
+    assert sum(batch.num_rows for batch in found) == 600
+    assert max(batch.num_rows for batch in found) * 4 * 2 * len(names) < 1.5 * PAGE_BYTES
+
+
+def test_a_filter_that_leaves_few_rows_reads_the_others_once(native):
+    append(
+        native.connection, [OutboxRecord(topic="rare" if n > 890 else "often", key="k", value="v") for n in range(900)]
+    )
+    before = fetched(native.connection)
+    assert len(rows(native.dsn, topics="rare")) == 9
+    eventually(lambda: fetched(native.connection) >= before + 900, "the statistics came")
+    assert fetched(native.connection) - before < 1_000
 
 
 def test_an_array_of_arrays_is_a_failure_that_names_the_record(native):
