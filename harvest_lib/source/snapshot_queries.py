@@ -83,7 +83,7 @@ ORDER BY 1 LIMIT %(limit)s
 LATE = within(LATE_BY_ID)
 
 BY_ID_FROM = BY_ID.replace("%(after)s", "%(from_id)s")
-"""The statement `BY_ID` from another id than that of `LATE_BY_ID`, because late records may have lower ids."""
+"""The statement `BY_ID`, with a parameter of its own for the first id. Late records may have lower ids."""
 
 BOTH_BY_ID = f"""
 SELECT * FROM (({BY_ID_FROM}) UNION ALL ({LATE_BY_ID})) AS page

@@ -1,4 +1,4 @@
-"""What each micro-batch of a stream did, told where the query was started.
+"""Reports of a stream's micro-batches, in the session that started the query.
 
 The commit of a micro-batch runs in a Python worker beside Spark's driver, and Spark passes nothing from there to the
 session. So the listener reads the ledger, which the commit has written in the transaction of the records.
@@ -22,10 +22,10 @@ __all__ = ["BatchListener", "BatchReport"]
 
 
 class BatchListener(StreamingQueryListener):
-    """Tell the report of each micro-batch of a stream: `spark.streams.addListener(BatchListener(dsn=…, stream=…))`.
+    """Pass on the report of each micro-batch of a stream: `spark.streams.addListener(BatchListener(dsn=…, stream=…))`.
 
     The query must have the stream's name as `queryName`. It may write by `format("outbox")` or by `foreach_batch`.
-    `table` and `outbox` are those of the query. `tell` is called with each BatchReport; without it, the report is
+    `table` and `outbox` name the tables of the query. `tell` is called with each BatchReport; without it, the report is
     logged as `spark_batch_done`. It is called in a thread of Spark, after the micro-batch's end, in order.
 
     A report has the status already-promoted if the batch was promoted before the query was started. The seconds are
@@ -56,7 +56,7 @@ class BatchListener(StreamingQueryListener):
             self._started_at[event.runId] = row[0]
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Tell the report of the micro-batch that has ended."""
+        """Pass on the report of the micro-batch that has ended."""
         if event.progress.name != self._stream:
             return
         batch = f"{self._stream}:{event.progress.batchId}"

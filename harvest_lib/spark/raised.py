@@ -1,9 +1,10 @@
-"""What Spark raises where a job waits for it."""
+"""The exceptions that Spark raises where a job waits for a result."""
 
 from pyspark.errors import PySparkException
 
 SPARK_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
-"""With py4j's errors, which are those of a lost JVM too. A client of Spark Connect has neither JVM nor py4j."""
+"""The exceptions of PySpark, and of py4j where that is installed: py4j raises if the JVM is lost. A client of Spark
+Connect has no py4j."""
 
 try:
     from py4j.protocol import Py4JError

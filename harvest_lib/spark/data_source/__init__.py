@@ -86,8 +86,8 @@ class OutboxDataSource(_Tested):
 class HarvestedDataSource(_Tested):
     """Read what the harvester delivered to topics as a frame or a stream. It needs no Java library.
 
-    The columns are those of `harvest_lib.spark.data_source.harvested.harvested`, the options the fields of
-    `harvest_lib.spark.data_source.topic_options.TopicOptions`.
+    The function `harvest_lib.spark.data_source.harvested.harvested` returns the same columns. The class
+    `harvest_lib.spark.data_source.topic_options.TopicOptions` describes the options.
     """
 
     @classmethod

@@ -150,7 +150,7 @@ def _ids(connection: psycopg.Connection[Any], options: ReadOptions, segment: Seg
 
 
 def _split(first: int, last: int, ids: tuple[int, int], parts: int) -> list[tuple[int, int]]:
-    """Return the ids from `first` to `last` in up to so many ranges, whose parts of `ids` are of equal length."""
+    """Divide the ids from `first` to `last` into up to `parts` ranges. The ranges divide `ids` into equal parts."""
     lowest, highest = max(first, ids[0]), min(last, ids[1])
     width = max(1, -(-(highest - lowest + 1) // parts))
     starts = [first, *(each for n in range(1, parts) if lowest < (each := lowest + n * width) <= highest)]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TopicBatchReader(DataSourceReader):
-    """The reader of a batch. Each plan reads the ends of the partitions anew."""
+    """The reader of a batch. Each plan asks Kafka for the present ends of the partitions."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Check options and schema. Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""What each version of Spark offers to a data source in Python."""
+"""The readers of streams for each version of Spark."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """The ledger's row of a promoted batch. `promoted_at` is the time by Postgres's clock just before the commit. The
-    seconds are those of staging, and of the promotion until then."""
+    seconds count the staging, and the promotion up to this time."""
 
     rows: int
     content_hash: str

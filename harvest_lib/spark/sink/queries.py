@@ -146,7 +146,7 @@ COPY_ROWS: LiteralString = "COPY {staging} (partition, row, {columns}) FROM STDI
 
 COPY_RECORDS: LiteralString = "COPY {outbox} ({columns}) FROM STDIN (FORMAT binary)"
 
-# Fills those of the columns that the ledger has. `now()` is the start of the promotion's transaction.
+# `now()` is the start of the promotion's transaction.
 ENTER_LEDGER: LiteralString = f"""
 INSERT INTO {{ledger}} (batch, rows, content_hash, run, promoted_at, staging_seconds, promote_seconds)
 SELECT %(batch)s, %(rows)s, %(content_hash)s, %(run)s, at, round(%(staging_seconds)s::numeric, 3),
