@@ -95,12 +95,14 @@ def client(parts, tmp_path_factory):
             install(uv, build(uv, tmp_path_factory.mktemp("wheel")), venv)
         else:
             subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, venv], check=True)
-        wanted = f"pyspark-client=={pyspark.__version__}"
+        wanted = f"pyspark-client>=4.0,<={pyspark.__version__}"  # the newest that there is, not newer than the server
         subprocess.run([uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", wanted], check=True)
 
         def run(program, dsn, **variables):
             options = target(dsn)
             environment = {"PATH": "", "HARVEST_DSN": options["dsn"], "PGPASSWORD": options["password"], **variables}
+            if not pyspark.__version__.startswith(("4.0.", "4.1.")):
+                environment["SPARK_HOME"] = str(venv)  # without it, the client of 4.2 ends at its import
             done = subprocess.run(
                 [venv / "bin" / "python", "-c", program],
                 cwd=venv, env=environment, capture_output=True, text=True, timeout=200, check=False,
