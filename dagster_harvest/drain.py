@@ -11,7 +11,7 @@ If the run is terminated, the harvester stops in order, and the records that it 
 
 import queue
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,14 +27,11 @@ from dagster_harvest.topic_ends import Ends, ends_of, passed, ranges, read_ends
 from dagster_harvest.topic_reports import delivered_metadata
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
+from harvest_lib.harvester.draining import progress, require_ready
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
-from harvest_lib.harvester.preflight import inspect
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.watermark import DeliveryProgress, Watermark
 
-_STEP_SECONDS = 0.2
-"""The longest time for which a signal handler may be delayed."""
 _PATIENCE_SECONDS = 30.0
 """The longest time for which Kafka's answer about the ends of the topics is awaited."""
 
@@ -103,21 +100,22 @@ def _drain(
     """Harvest until the outbox is empty. Return the metadata of each topic whose end has moved since its last
     materialization. Raises HarvestError."""
     config = resource.config()
-    _require_ready(context.log, config, settings.topics)
+    for each in require_ready(config, settings.topics):
+        context.log.warning("%s (%s): %s", each.cause, each.evidence, each.next_step)
     watermark = Watermark()
     _read_progress(watermark, resource, config)
     before = {**_ends(config, settings), **_materialized_ends(context.instance, settings)}
     harvest = Harvest(config)
     counts = harvest.count_topics()
     _harvest(context.log, settings, resource, harvest)
-    progress, ends, counted = _read_progress(watermark, resource, config), _ends(config, settings), counts.read()
+    reached, ends, counted = _read_progress(watermark, resource, config), _ends(config, settings), counts.read()
     found = {}
     for topic in settings.topics:
         offsets = ranges(before[topic], ends[topic])
         if moved := passed(offsets):
             # Offsets include records of a run that failed. With transactions they include markers too.
             records = counted.get(topic, 0) if harvest.config.delivery == "transactional" else moved
-            found[topic] = delivered_metadata(settings, records, offsets, progress)
+            found[topic] = delivered_metadata(settings, records, offsets, reached)
     return found
 
 
@@ -162,7 +160,7 @@ def _harvest(
     with forwarded_logs(warnings):
         try:
             with harvest:
-                for text in _progress(harvest, resource, settings.daemon.report_every_seconds):
+                for text in progress(harvest, resource.connect, settings.daemon.report_every_seconds):
                     _pass_on(warnings, run_log)
                     run_log.info(text)
         finally:  # an interrupt is a BaseException
@@ -176,43 +174,3 @@ def _pass_on(warnings: "queue.SimpleQueue[tuple[int, str]]", run_log: dg.Dagster
     with suppress(queue.Empty):
         while True:
             run_log.log(*warnings.get_nowait())
-
-
-def _require_ready(run_log: dg.DagsterLogManager, config: HarvestConfig, topics: Collection[str]) -> None:
-    """Write the warnings of `harvest check` to the log. Raises HarvestError with all of its errors."""
-    report = inspect(config, topics)
-    for finding in report.findings:
-        if finding.severity == "warning":
-            run_log.warning("%s (%s): %s", finding.cause, finding.evidence, finding.next_step)
-    if errors := report.errors:
-        raise HarvestError(
-            "; ".join(each.cause for each in errors),
-            evidence="; ".join(each.evidence for each in errors if each.evidence),
-            next_step="; ".join(each.next_step for each in errors),
-        )
-
-
-def _progress(harvest: Harvest, resource: HarvesterResource, report_every_seconds: float) -> Iterator[str]:
-    """Yield the progress in words, until the outbox is empty, or until another process has delivered all records that
-    were there at the call. Raises the error that ended the harvester.
-    """
-    began = time.monotonic()
-    due = began + report_every_seconds
-    while not harvest.is_drained and not harvest.await_stopped(_STEP_SECONDS):
-        if time.monotonic() < due:
-            continue
-        due += report_every_seconds
-        try:
-            with resource.connect() as connection:
-                status = StatusReader(connection, harvest.config)
-                waiting, leaders = status.waiting(), status.leaders().by_shard
-        except HarvestError as error:  # the harvester itself retries, or ends with the error
-            yield f"the backlog could not be read: {error}"
-            continue
-        yield f"delivered {harvest.delivered_records:,}, backlog {waiting}, the oldest {waiting.age_seconds:.1f} s"
-        if len(harvest.shards) == harvest.config.shards:
-            continue
-        yield f"this run does not lead, and waits; leader: {', '.join(each or 'none' for each in leaders)}"
-        if waiting.records == 0 or waiting.age_seconds < time.monotonic() - began:
-            yield "ends: the leader has delivered all records that were there when this run began"
-            return
