@@ -1,30 +1,16 @@
 """A DAG of a day's flights, from their source to the proof: Dagster loads them, the harvester delivers, Dagster audits.
 
-Nothing here harvests: between the two jobs the DAG waits, without a worker, until the outbox has no backlog.
+Nothing here harvests: between the two jobs the DAG waits, without a worker, until the load's records are delivered.
 """
 
-import os
 from datetime import timedelta
 
-from airflow.sdk import Param, PokeReturnValue, dag, task
+from airflow.sdk import Param, dag
 
-from harvest_lib.airflow.dagster.operator import DagsterJobOperator
-from harvest_lib.config import HarvestConfig, load
-from harvest_lib.harvester.status import StatusReader
-from harvest_lib.postgres.database import connect
+from harvest_lib.airflow.operators.dagster import DagsterJobOperator
+from harvest_lib.airflow.sensors.outbox import OutboxDrainedSensor
 
 _DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
-
-
-@task.sensor(task_id="harvested", poke_interval=5, timeout=3600, mode="reschedule")
-def harvested() -> PokeReturnValue:
-    """Wait until all committed records are in Kafka; the log shows the number of waiting records."""
-    file = os.environ.get("HARVEST_CONFIG")
-    config = load(file).harvest if file else HarvestConfig()
-    with connect(config.data_source.conninfo()) as connection:
-        waiting = StatusReader(connection, config).waiting()
-    print(f"{waiting.records:,} records wait")  # noqa: T201 - a task's output is its log
-    return PokeReturnValue(is_done=waiting.is_empty, xcom_value=waiting.records)
 
 
 @dag(
@@ -47,7 +33,8 @@ def flights_day() -> None:
         retry_delay=timedelta(seconds=15),
     )
     audited = DagsterJobOperator(task_id="audit", job_name="flights_audit", wait=timedelta(hours=1), retries=0)
-    loaded >> harvested() >> audited
+    harvested = OutboxDrainedSensor(task_id="harvested", poke_interval=5, timeout=3600, deferrable=True)
+    loaded >> harvested >> audited
 
 
 flights_day()

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from airflow.sdk import Param, dag
 
-from harvest_lib.airflow.dagster.operator import DagsterJobOperator
+from harvest_lib.airflow.operators.dagster import DagsterJobOperator
 
 
 @dag(

@@ -1,7 +1,11 @@
-"""Parts of DAGs for Airflow 3: an operator that starts Dagster jobs, tasks of the audit, and functions for messages.
+"""A provider for Airflow 3: connections, sensors and operators for an outbox and for Dagster, and parts of DAGs.
 
-provider      description of the package for Airflow: connection type, fields of its form
-dagster       `DagsterJobOperator`, its trigger and its hook
+provider      description of the package for Airflow: connection types, fields of their forms
+hooks         `HarvestHook` for an outbox, `DagsterHook`
+sensors       `OutboxDrainedSensor`
+operators     `HarvestDrainOperator`, `DagsterJobOperator`
+triggers      what runs in the triggerer for them
+dagster       the client of Dagster's webserver, without Airflow
 audit_tasks   the audit by Spark and its report
 messages      functions that Airflow's Kafka provider calls by name
 

@@ -1,32 +1,50 @@
-"""The description of this package for Airflow: the connection type, and the fields in the form of a connection.
+"""The description of this package for Airflow: the connection types, and the fields in their forms.
 
 All of Airflow's processes import this module, so the module must load fast and imports only `typing`.
 """
 
 from typing import Any
 
-CONN_TYPE = "dagster"
-CONN_ID = "dagster_default"
+OUTBOX_TYPE, OUTBOX_ID = "outbox", "outbox_default"
+DAGSTER_TYPE, DAGSTER_ID = "dagster", "dagster_default"
+
+_OUTBOX, _DAGSTER = "Outbox", "Dagster"
 
 
 def get_provider_info() -> dict[str, Any]:
     """Return the description in the form of Airflow's `provider_info.schema.json`."""
-    integration = "Dagster"
     return {
         "package-name": "outbox-harvester",
-        "name": "outbox-harvester",
-        "description": "Starts Dagster jobs and waits for them in the triggerer.",
+        "name": "Outbox harvester",
+        "description": "Delivers a Postgres outbox to Kafka and waits for its delivery; starts Dagster jobs.",
         "integrations": [
-            {"integration-name": integration, "external-doc-url": "https://dagster.io", "tags": ["service"]}
+            {
+                "integration-name": _OUTBOX,
+                "external-doc-url": "https://microservices.io/patterns/data/transactional-outbox.html",
+                "tags": ["software"],
+            },
+            {"integration-name": _DAGSTER, "external-doc-url": "https://dagster.io", "tags": ["service"]},
         ],
-        "operators": [{"integration-name": integration, "python-modules": ["harvest_lib.airflow.dagster.operator"]}],
-        "triggers": [{"integration-name": integration, "python-modules": ["harvest_lib.airflow.dagster.operator"]}],
-        "hooks": [{"integration-name": integration, "python-modules": ["harvest_lib.airflow.dagster.hook"]}],
+        "operators": _modules("operators", "outbox", "dagster"),
+        "sensors": _modules("sensors", "outbox"),
+        "triggers": _modules("triggers", "outbox", "dagster"),
+        "hooks": _modules("hooks", "outbox", "dagster"),
         "connection-types": [
             {
-                "connection-type": CONN_TYPE,
-                "hook-class-name": "harvest_lib.airflow.dagster.hook.DagsterHook",
-                "hook-name": integration,
+                "connection-type": OUTBOX_TYPE,
+                "hook-class-name": "harvest_lib.airflow.hooks.outbox.HarvestHook",
+                "hook-name": _OUTBOX,
+                "ui-field-behaviour": {
+                    "hidden-fields": [],
+                    "relabeling": {"schema": "Database"},
+                    "placeholders": {"host": "postgres.example.com", "port": "5432", "schema": "shop"},
+                },
+                "conn-fields": _OUTBOX_FIELDS,
+            },
+            {
+                "connection-type": DAGSTER_TYPE,
+                "hook-class-name": "harvest_lib.airflow.hooks.dagster.DagsterHook",
+                "hook-name": _DAGSTER,
                 "ui-field-behaviour": {
                     "hidden-fields": [],
                     "relabeling": {"schema": "Schema (http or https)"},
@@ -37,35 +55,62 @@ def get_provider_info() -> dict[str, Any]:
                         "login": "only for basic authentication",
                     },
                 },
-                "conn-fields": {
-                    "token": {
-                        "label": "Token",
-                        "schema": {"type": ["string", "null"], "format": "password"},
-                        "description": "Instead of login and password.",
-                    },
-                    "token_header": {
-                        "label": "Token header",
-                        "schema": {"type": ["string", "null"]},
-                        "description": "Authorization (the default) sends `Bearer TOKEN`. "
-                        "Dagster+ takes Dagster-Cloud-Api-Token.",
-                    },
-                    "path": {
-                        "label": "Path",
-                        "schema": {"type": ["string", "null"]},
-                        "description": "Path before /graphql: the deployment of Dagster+, such as prod, or the "
-                        "--path-prefix of dagster-webserver.",
-                    },
-                    "verify": {
-                        "label": "Check the certificate",
-                        "schema": {"type": ["boolean", "null"], "default": True},
-                        "description": "With https. Without it anybody on the network can read the credentials.",
-                    },
-                    "ca_file": {
-                        "label": "CA file",
-                        "schema": {"type": ["string", "null"]},
-                        "description": "PEM file of the certificates to trust, where the triggerer runs.",
-                    },
-                },
-            }
+                "conn-fields": _DAGSTER_FIELDS,
+            },
         ],
     }
+
+
+def _modules(kind: str, *names: str) -> list[dict[str, Any]]:
+    titles = {"outbox": _OUTBOX, "dagster": _DAGSTER}
+    return [
+        {"integration-name": titles[name], "python-modules": [f"harvest_lib.airflow.{kind}.{name}"]} for name in names
+    ]
+
+
+def _text(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "schema": {"type": ["string", "null"]}, "description": description}
+
+
+_OUTBOX_FIELDS = {
+    "postgres_conn_id": _text(
+        "Postgres connection", "Name of a connection of type Postgres, instead of a host and login here."
+    ),
+    "sslmode": _text("sslmode", "As libpq takes it: disable, require, verify-ca or verify-full."),
+    "outbox_table": _text("Outbox table", "table or schema.table. Default: outbox."),
+    "subscription": _text("Subscription", "Name under which the harvester stores its position. Default: default."),
+    "leader_group_id": _text(
+        "Pool", "Group in which the harvesters of this outbox elect their leader (leaderGroupID)."
+    ),
+    "kafka_conn_id": _text("Kafka connection", "Name of a connection of type Apache Kafka."),
+    "bootstrap_servers": _text("Kafka servers", "bootstrap.servers, instead of a Kafka connection."),
+    "settings": _text("Settings", 'Further settings of the harvester, as JSON: {"delivery": "sequenced"}.'),
+}
+_DAGSTER_FIELDS = {
+    "token": {
+        "label": "Token",
+        "schema": {"type": ["string", "null"], "format": "password"},
+        "description": "Instead of login and password.",
+    },
+    "token_header": {
+        "label": "Token header",
+        "schema": {"type": ["string", "null"]},
+        "description": "Authorization (the default) sends `Bearer TOKEN`. Dagster+ takes Dagster-Cloud-Api-Token.",
+    },
+    "path": {
+        "label": "Path",
+        "schema": {"type": ["string", "null"]},
+        "description": "Path before /graphql: the deployment of Dagster+, such as prod, or the "
+        "--path-prefix of dagster-webserver.",
+    },
+    "verify": {
+        "label": "Check the certificate",
+        "schema": {"type": ["boolean", "null"], "default": True},
+        "description": "With https. Without it anybody on the network can read the credentials.",
+    },
+    "ca_file": {
+        "label": "CA file",
+        "schema": {"type": ["string", "null"]},
+        "description": "PEM file of the certificates to trust, where the triggerer runs.",
+    },
+}

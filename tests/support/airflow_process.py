@@ -13,15 +13,17 @@ from datetime import timedelta
 _MARK = "-- here the next run begins --"
 
 
-def run_airflow(environment, runs, *, python=sys.executable):
+def run_airflow(environment, runs, *, python=sys.executable, connections=None):
     """Run DAGs: dicts of `dag_id`, `conf` and `variables`. Return ids and errors of the import, and each run's end.
+
+    `connections` are added to Airflow's database before: dicts of a connection's parts by its name.
 
     `python` is the interpreter of an environment with Airflow. An end is a dict of `state`, `run_id`, `tasks`,
     `returned` and `log`.
     """
     done = subprocess.run(
         # -P: beside this file others have names of the standard library.
-        [python, "-P", __file__, json.dumps(runs)],
+        [python, "-P", __file__, json.dumps(runs), json.dumps(connections or {})],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,9 +52,15 @@ def airflow_started(environment, runs, log):
         process.wait(60)
 
 
-def main(runs):
+def main(runs, connections=None):
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - in a process of its own only
+    from airflow.models import Connection  # noqa: PLC0415
+    from airflow.utils.session import create_session  # noqa: PLC0415
 
+    if connections:
+        with create_session() as session:
+            for name, parts in connections.items():
+                session.add(Connection(conn_id=name, **{**parts, "extra": json.dumps(parts["extra"])}))
     bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     answers = [{"errors": bag.import_errors, "dags": sorted(bag.dags)}]
     for each in runs:
@@ -82,4 +90,4 @@ def say(line):
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(*map(json.loads, sys.argv[1:]))

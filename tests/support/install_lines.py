@@ -46,7 +46,9 @@ PARTS = {
     "archive,dagster,spark": ["dagster_harvest.archive", "dagster_harvest.replay"],
     "demo,spark": ["harvest_lib.spark.flights.by_month"],
     "airflow": [
-        "harvest_lib.airflow.dagster.operator",
+        "harvest_lib.airflow.operators.dagster",
+        "harvest_lib.airflow.operators.outbox",
+        "harvest_lib.airflow.sensors.outbox",
         "harvest_lib.airflow.provider",
         "harvest_lib.airflow.audit_tasks",
     ],

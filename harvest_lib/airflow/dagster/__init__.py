@@ -1,1 +1,1 @@
-"""Starts Dagster jobs from Airflow, and waits for them."""
+"""The client of Dagster's webserver, and how a run is started and waited for. Nothing here knows Airflow."""

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harvest_lib.airflow import outcomes
 from harvest_lib.airflow.dagster.client import DagsterClient, DagsterUnreachable, JobMissing, Run
 from harvest_lib.airflow.dagster.endpoint import DagsterError, DagsterRefused
+from harvest_lib.errors import HarvestError
 
 TASK_TAG = "airflow/task"
 TRY_TAG = "airflow/try"
@@ -95,14 +97,12 @@ async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
         run = await _followed(client, request)
     except DagsterError as error:
         return failure(error)
-    return {"outcome": "succeeded", "run_id": run.run_id, "url": client.run_url(run.run_id)}
+    return {"outcome": outcomes.SUCCEEDED, "run_id": run.run_id, "url": client.run_url(run.run_id)}
 
 
-def failure(error: DagsterError) -> dict[str, str]:
+def failure(error: HarvestError) -> dict[str, str]:
     """Return the mapping that `outcome` returns for an error."""
-    refused = isinstance(error, JobMissing | DagsterRefused | DagsterRunEmpty)
-    parts = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
-    return {"outcome": "refused" if refused else "failed", **parts}
+    return outcomes.failure(error, JobMissing, DagsterRefused, DagsterRunEmpty)
 
 
 async def end(client: DagsterClient, attempt: TaskAttempt) -> None:

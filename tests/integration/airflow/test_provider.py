@@ -3,17 +3,22 @@
 import json
 import os
 import subprocess
+import uuid
 
+import psycopg
 import pytest
 from support.dagster_stub import dagster_stub
 from support.installed import build, find_uv, install
+
+from harvest_lib.outbox import NativeTable, OutboxTable
+from infra.platform.databases import own_database
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 CANARY = "canary-51b0"
 TRIGGER = """
 import asyncio, json, sys
-from harvest_lib.airflow.dagster.operator import DagsterRunTrigger
+from harvest_lib.airflow.triggers.dagster import DagsterRunTrigger
 
 arguments = {"job_name": "flights_job", "location": "", "partition": "", "run_config": {}, "poll_seconds": 0.01,
              "deadline": 4e9, "patience_seconds": 1, "attempt": {"task": "dag/run/task/0", "number": 1}}
@@ -30,7 +35,7 @@ print(json.dumps([stored, asyncio.run(fired())]))
 LOGGED = """
 import asyncio, sys
 from airflow.sdk.log import redact
-from harvest_lib.airflow.dagster.hook import DagsterHook
+from harvest_lib.airflow.hooks.dagster import DagsterHook
 
 asyncio.run(DagsterHook("shop").client())
 print(redact(f"a library logs {sys.argv[1]}"))
@@ -91,14 +96,16 @@ def test_airflow_lists_the_package_with_its_connection_type_and_hook(installed):
     (hook,) = [each for each in hooks if each["connection_type"] == "dagster"]
     assert hook == {
         "connection_type": "dagster",
-        "class": "harvest_lib.airflow.dagster.hook.DagsterHook",
+        "class": "harvest_lib.airflow.hooks.dagster.DagsterHook",
         "conn_id_attribute_name": "conn_id",
         "package_name": "outbox-harvester",
         "hook_name": "Dagster",
     }
+    (outbox,) = [each for each in hooks if each["connection_type"] == "outbox"]
+    assert (outbox["hook_name"], outbox["class"]) == ("Outbox", "harvest_lib.airflow.hooks.outbox.HarvestHook")
     fields = json.loads(installed("airflow", "providers", "widgets", "-o", "json").stdout)
     names = {each["connection_parameter_name"] for each in fields}
-    assert {"extra__dagster__token", "extra__dagster__ca_file"} <= names
+    assert {"extra__dagster__token", "extra__dagster__ca_file", "extra__outbox__outbox_table"} <= names
 
 
 def test_a_connection_is_tested_from_the_command_line(installed, dagster):
@@ -113,6 +120,29 @@ def test_a_connection_is_tested_from_the_command_line(installed, dagster):
     assert "HTTP 401" in badly.stdout
     assert "check the credentials in the Airflow connection shop" in badly.stdout
     assert CANARY not in badly.stdout + badly.stderr + well.stdout + well.stderr
+
+
+def test_a_connection_to_an_outbox_is_tested_by_what_the_harvester_needs(installed, stack, tmp_path):
+    dsn, bootstrap_servers = (
+        own_database(stack.dsn, f"shop_{uuid.uuid4().hex[:8]}", password_file=tmp_path / "p"),
+        stack.bootstrap_servers,
+    )
+    with psycopg.connect(dsn) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    place = {"host": parts["host"], "port": int(parts["port"]), "schema": parts["dbname"], "login": parts["user"]}
+    extra = {"bootstrap_servers": bootstrap_servers, "leader_group_id": "of-airflow", "sslmode": "disable"}
+
+    def tested(**changes):
+        made = {"conn_type": "outbox", **place, "password": parts["password"], "extra": {**extra, **changes}}
+        return installed("airflow", "connections", "test", "shop", AIRFLOW_CONN_SHOP=json.dumps(made))
+
+    well = tested()
+    assert well.returncode == 0, well.stdout + well.stderr
+    badly = tested(outbox_table="no_such_table")
+    assert badly.returncode == 1
+    assert "harvest init" in badly.stdout
+    assert "use outbox_table, subscription" in tested(tabel="t").stdout
 
 
 def test_the_trigger_reads_the_connection_and_an_old_dag_goes_on_with_the_address(installed, dagster):

@@ -22,7 +22,7 @@ OWN = ("spark_jobs", "airflow_dags", "tests", "infra")
 DAG = """
 from airflow.sdk import dag, task
 from airflow_dags import NAME
-from harvest_lib.airflow.dagster.operator import DagsterJobOperator
+from harvest_lib.airflow.operators.dagster import DagsterJobOperator
 
 
 @task

@@ -163,7 +163,7 @@ def test_the_form_has_a_field_for_all_that_extra_takes():
     info = get_provider_info()
     schema = Path(find_spec("airflow").origin).parent / "provider_info.schema.json"
     jsonschema.validate(info, json.loads(schema.read_text()))
-    (kind,) = info["connection-types"]
+    (kind,) = [each for each in info["connection-types"] if each["connection-type"] == "dagster"]
     with pytest.raises(DagsterRefused) as raised:
         endpoint(extra={"no_such": 1})
     assert raised.value.next_step == f"extra takes {', '.join(kind['conn-fields'])}"

@@ -94,5 +94,5 @@ def test_the_names_that_programs_import_are_public():
     assert list(imported("from harvest_lib.record import RecordLimits as L\nimport os\nfrom json import loads")) == [
         ("harvest_lib.record", "RecordLimits")
     ]
-    assert ("harvest_lib.airflow.dagster.operator", "DagsterJobOperator") in PUBLIC
+    assert ("harvest_lib.airflow.operators.dagster", "DagsterJobOperator") in PUBLIC
     assert ("harvest_lib.spark.outbox_sink", "foreach_batch") in PUBLIC

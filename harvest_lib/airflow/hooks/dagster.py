@@ -1,21 +1,15 @@
-"""The hook for Airflow connections of type `dagster`. Only the process that uses a connection reads its secrets."""
+"""The hook for Airflow connections of type `dagster`."""
 
 import asyncio
-import json
 import os
-from contextlib import suppress
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.sdk.log import amask_secret
 
 from harvest_lib.airflow.dagster.client import DagsterClient
-from harvest_lib.airflow.dagster.endpoint import URL_VARIABLE, DagsterError, Endpoint, from_connection, from_url
-from harvest_lib.airflow.provider import CONN_ID, CONN_TYPE
-
-
-class ConnectionMissing(DagsterError):
-    """Airflow has no such connection: add it, or correct `conn_id`."""
+from harvest_lib.airflow.dagster.endpoint import URL_VARIABLE, Endpoint, from_connection, from_url
+from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind
+from harvest_lib.airflow.provider import DAGSTER_ID, DAGSTER_TYPE
+from harvest_lib.errors import HarvestError
 
 
 class DagsterHook(BaseHook):
@@ -25,11 +19,11 @@ class DagsterHook(BaseHook):
     """
 
     conn_name_attr = "conn_id"
-    default_conn_name = CONN_ID
-    conn_type = CONN_TYPE
+    default_conn_name = DAGSTER_ID
+    conn_type = DAGSTER_TYPE
     hook_name = "Dagster"
 
-    def __init__(self, conn_id: str = CONN_ID) -> None:
+    def __init__(self, conn_id: str = DAGSTER_ID) -> None:
         """Make a hook. The connection is read at its first use."""
         super().__init__()
         self.conn_id = conn_id
@@ -46,7 +40,7 @@ class DagsterHook(BaseHook):
         error."""
         try:
             version, url = asyncio.run(self._version())
-        except DagsterError as error:
+        except HarvestError as error:
             return False, str(error)
         return True, f"Dagster {version} answers at {url}"
 
@@ -56,16 +50,9 @@ class DagsterHook(BaseHook):
 
     async def _endpoint(self) -> Endpoint:
         try:
-            connection = await self.aget_connection(self.conn_id)
-        except AirflowNotFoundException as error:
-            if self.conn_id == CONN_ID:
+            connection = await afind(self.conn_id, DAGSTER_TYPE)
+        except ConnectionMissing:
+            if self.conn_id == DAGSTER_ID:
                 return from_url(os.environ.get(URL_VARIABLE, ""))
-            raise ConnectionMissing(
-                f"Airflow has no connection {self.conn_id!r}",
-                evidence="neither a secrets backend, nor a variable AIRFLOW_CONN_…, nor Airflow's database has it",
-                next_step=f"add it: airflow connections add {self.conn_id} --conn-type {CONN_TYPE} --conn-host HOST; "
-                "or correct conn_id",
-            ) from error
-        with suppress(ValueError):
-            await amask_secret(json.loads(connection.extra or "{}"))  # Airflow itself masks only the whole text
+            raise
         return from_connection(self.conn_id, connection)

@@ -1,64 +1,32 @@
-"""The operator that starts a Dagster job once and waits for it without occupying a worker; the operator's trigger.
+"""The operator that starts a Dagster job once and waits for it without occupying a worker.
 
 The operator defers to the trigger at once. The trigger follows the steps of the module `wait`; Airflow may move, kill
 and restart the trigger at any point. If Airflow retries the task, the new try adopts a run that has not ended or has
 succeeded; if the run of an earlier try failed, the new try starts a new run. Clearing the task also starts a new run,
 because the run's tag includes the number of tries before the task was cleared. Killing the task in Airflow ends the run
 in Dagster; a timeout of the task does not end the run.
-
-The process of the trigger reads Dagster's address and credentials from the Airflow connection `conn_id`. The trigger's
-arguments have only the name of the connection, so that no secret gets into Airflow's database.
 """
 
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from harvest_lib.airflow.dagster.endpoint import DagsterError
-from harvest_lib.airflow.dagster.hook import DagsterHook
-from harvest_lib.airflow.dagster.wait import DagsterRunFailed, Request, TaskAttempt, end, failure, outcome
-from harvest_lib.airflow.provider import CONN_ID
+from harvest_lib.airflow.dagster.wait import DagsterRunFailed, TaskAttempt
+from harvest_lib.airflow.operators.raised import raise_outcome
+from harvest_lib.airflow.outcomes import SUCCEEDED
+from harvest_lib.airflow.provider import DAGSTER_ID
+from harvest_lib.airflow.triggers.dagster import DagsterRunTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _BACKSTOP = timedelta(minutes=2)
-
-
-class DagsterRunTrigger(BaseTrigger):
-    """The trigger that waits for a Dagster run, and fires once, with the result of `wait.outcome`."""
-
-    def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
-        """Make a trigger. `attempt` has the fields of `TaskAttempt`; `request` are the other fields of `Request`."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.conn_id = conn_id
-        self.request = Request(attempt=TaskAttempt(**attempt), **request)
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and arguments that recreate this trigger in another process."""
-        return f"{__name__}.{type(self).__name__}", {**asdict(self.request), "conn_id": self.conn_id}
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for the run, and yield a single event."""
-        try:
-            async with await DagsterHook(self.conn_id).client() as client:
-                event = await outcome(client, self.request)
-        except DagsterError as error:
-            event = failure(error)
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-
-    async def on_kill(self) -> None:
-        """End the run in Dagster, since a user ended the task in Airflow."""
-        async with await DagsterHook(self.conn_id).client() as client:
-            await end(client, self.request.attempt)
 
 
 class DagsterJobOperator(BaseOperator):
@@ -79,7 +47,7 @@ class DagsterJobOperator(BaseOperator):
         location: str = "",
         partition: str = "",
         run_config: Mapping[str, Any] | str | None = None,
-        conn_id: str = CONN_ID,
+        conn_id: str = DAGSTER_ID,
         wait: timedelta = timedelta(hours=1),
         patience: timedelta = timedelta(minutes=5),
         poll: timedelta = timedelta(seconds=5),
@@ -130,13 +98,10 @@ class DagsterJobOperator(BaseOperator):
 
     def completed(self, context: "Context", event: dict[str, str]) -> dict[str, str]:  # noqa: ARG002 - Airflow's
         """Return the id and the address of a run that succeeded. Raise the error for any other outcome."""
-        if event["outcome"] == "succeeded":
-            self.log.info("the Dagster run succeeded: %s", event["url"])
-            return {"run_id": event["run_id"], "url": event["url"]}
-        error = DagsterRunFailed(event["cause"], evidence=event["evidence"], next_step=event["next_step"])
-        if event["outcome"] == "refused":
-            raise AirflowFailException(str(error)) from error
-        raise error
+        if event["outcome"] != SUCCEEDED:
+            raise_outcome(event, DagsterRunFailed)
+        self.log.info("the Dagster run succeeded: %s", event["url"])
+        return {"run_id": event["run_id"], "url": event["url"]}
 
 
 def _attempt(context: "Context") -> TaskAttempt:

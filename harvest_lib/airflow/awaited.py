@@ -1,0 +1,92 @@
+"""What a sensor waits for: an outbox whose backlog is empty, or whose records of a time are delivered."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
+from harvest_lib.harvester.watermark import Watermark
+from harvest_lib.postgres.database import connect
+from harvest_lib.subscriptions.backlog import Backlog
+
+EMPTY: Literal["empty"] = "empty"
+START: Literal["start"] = "start"
+
+
+class NotDelivered(HarvestError):
+    """The records were not delivered in the given time: check with `harvest status` who leads, or allow more time."""
+
+    @classmethod
+    def in_time(cls, last: str) -> "NotDelivered":
+        """Return the error for an outbox whose last reading was `last`."""
+        return cls(
+            "the outbox is not delivered in the given time",
+            evidence=last,
+            next_step="check with `harvest status` who leads, and with `harvest park list` which records are parked; "
+            "or raise the sensor's timeout",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A reading of the outbox. `delivered_until` is the time before which every committed record is delivered, None if
+    it is unknown."""
+
+    is_done: bool
+    waiting: Backlog
+    delivered_until: datetime | None
+
+    def as_xcom(self) -> dict[str, str]:
+        """Return the time and the backlog as texts."""
+        until = "" if self.delivered_until is None else self.delivered_until.isoformat()
+        return {"delivered_until": until, "waiting": str(self.waiting.records)}
+
+    def __str__(self) -> str:
+        until = "unknown" if self.delivered_until is None else self.delivered_until.isoformat(" ", "seconds")
+        return f"{self.waiting} wait, the oldest for {self.waiting.age_seconds:.1f} s; all are delivered until: {until}"
+
+
+class Awaited:
+    """Reads an outbox until it is as wanted.
+
+    `until` is `empty` for an empty backlog; `start` for the delivery of every record that was committed before the
+    first reading; or a time in ISO format, for the delivery of every record that was committed before. A time without
+    a zone is in UTC. All times are of Postgres's clock.
+    """
+
+    def __init__(self, until: str) -> None:
+        """Raises ConfigError if `until` is no such text."""
+        self._is_empty = until == EMPTY
+        self._until: float | None = None if until in (EMPTY, START) else _seconds(until)
+        self._watermark = Watermark()
+
+    def read(self, config: HarvestConfig) -> Reading:
+        """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
+        with connect(config.data_source.conninfo()) as connection:
+            progress = self._watermark.read(connection, config)
+        if not self._is_empty and not self._watermark.samples:
+            raise DatabaseAccessDenied(
+                "it is not known which records are delivered",
+                evidence="this role may not read the parked records, which are not delivered",
+                next_step="as the table's owner: GRANT SELECT on the tables of parked records; or wait until=`empty`",
+            )
+        found = progress.delivered_until
+        if self._until is None and self._watermark.samples:
+            self._until = self._watermark.samples[0].at
+        is_late = found is not None and self._until is not None and found >= self._until
+        return Reading(
+            is_done=progress.waiting.is_empty if self._is_empty else is_late,
+            waiting=progress.waiting,
+            delivered_until=None if found is None else datetime.fromtimestamp(found, UTC),
+        )
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text[:80]!r} is no time", field="until", next_step=f"use {START}, {EMPTY} or a time in ISO format"
+        ) from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,1 @@
+"""The hooks: they reach a server that an Airflow connection names."""

@@ -1,0 +1,1 @@
+"""The triggers, which run in the triggerer."""

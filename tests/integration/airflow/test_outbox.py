@@ -1,0 +1,187 @@
+"""The outbox in Airflow alone: connections of Airflow's database, tasks that harvest, and sensors that wait for it.
+
+Run by `dag.test()` with Postgres and Kafka, in one process; the tests look at what came of it.
+"""
+
+import os
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+from confluent_kafka.admin import NewTopic
+from support.airflow_process import run_airflow
+from support.dagster_stub import dagster_stub
+from support.outbox import read_topic
+from support.walkthrough import blocks
+
+from harvest_lib.outbox import NativeTable, OutboxTable, append
+from harvest_lib.record import OutboxRecord
+from infra.platform.airflow import Airflow
+from infra.platform.databases import own_database
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+CANARY = "canary-5e1d"
+DAGS = """
+from threading import Timer
+from airflow.sdk import dag, task
+from harvest_lib.airflow.hooks.outbox import HarvestHook
+from harvest_lib.airflow.operators.dagster import DagsterJobOperator
+from harvest_lib.airflow.operators.outbox import HarvestDrainOperator
+from harvest_lib.airflow.sensors.outbox import OutboxDrainedSensor
+from harvest_lib.harvester.harvest import Harvest
+
+WAITS = {"poke_interval": 0.2, "timeout": 3, "retries": 1}
+
+@dag(dag_id="delivers")
+def delivers():
+    drained = HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}")
+    waits = [
+        OutboxDrainedSensor(task_id=f"{until}_{kind}", conn_id="{{ dag_run.conf['conn'] }}", until=until, **WAITS,
+                            deferrable=kind == "deferred")
+        for until in ("start", "empty") for kind in ("deferred", "poked")
+    ]
+    late = OutboxDrainedSensor(task_id="until_a_time", conn_id="{{ dag_run.conf['conn'] }}", deferrable=True,
+                               until="{{ dag_run.start_date }}", **WAITS)
+    drained >> waits + [late]
+
+@dag(dag_id="waits")
+def waits():
+    for kind in ("deferred", "poked", "skipped"):
+        OutboxDrainedSensor(task_id=kind, conn_id="{{ dag_run.conf['conn'] }}", until="start", **WAITS,
+                            deferrable=kind != "poked", soft_fail=kind == "skipped")
+
+@task
+def deliver_soon(conn_id):
+    config = HarvestHook(conn_id).config()
+    Timer(1.0, lambda: Harvest(config).drain(60)).start()
+
+@dag(dag_id="follows")
+def follows():
+    deliver_soon("{{ dag_run.conf['conn'] }}") >> [
+        OutboxDrainedSensor(task_id=until, conn_id="{{ dag_run.conf['conn'] }}", until=until, deferrable=True,
+                            poke_interval=0.2, timeout=60) for until in ("start", "empty")]
+
+@dag(dag_id="starts_a_job")
+def starts_a_job():
+    DagsterJobOperator(task_id="job", job_name="flights_job", conn_id="{{ dag_run.conf['conn'] }}")
+
+delivers()
+waits()
+follows()
+starts_a_job()
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(stack, admin, tmp_path_factory):
+    """Return the ends of all runs by the connection that each was given, and where they ran."""
+    home = tmp_path_factory.mktemp("airflow")
+    names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in ("airflow", "shop", "waiting", "later", "page", "empty")]
+    metadata, *databases = (own_database(stack.dsn, name, password_file=home / name) for name in names)
+    topic = names[1]
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(60)
+    for dsn, count in zip(databases, (500, 3, 3, 10), strict=False):
+        with psycopg.connect(dsn) as connection:
+            NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+            append(connection, [OutboxRecord(topic=topic, key=f"k{n % 7}", value=str(n)) for n in range(count)])
+    made = Airflow(home)
+    made.prepare()
+    (home / "own_dags").mkdir()
+    (home / "own_dags" / "own.py").write_text(DAGS)
+    page_dag, *_ = blocks("docs/airflow.md", under="## Airflow without Dagster")
+    (home / "own_dags" / "page.py").write_text(page_dag.text)
+    variables = made.environment(metadata, {**os.environ, "PYTHONPATH": str(ROOT)})
+    variables["AIRFLOW__CORE__DAGS_FOLDER"] = str(home / "own_dags")
+    made.migrate(variables)
+    kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": stack.bootstrap_servers, "group.id": "airflow"}}
+    shop, waiting, later, page, empty = (
+        outbox(dsn, kafka_conn_id="brokers", leader_group_id=name)
+        for dsn, name in zip(databases, names[1:], strict=True)
+    )
+    with dagster_stub() as stub:
+        stub.next_status = "SUCCESS"
+        host, _, port = stub.url.partition("://")[2].partition(":")
+        connections = {
+            "brokers": kafka,
+            "shop": shop,
+            "waiting": waiting,
+            "shop_outbox": page,
+            "later": {
+                "conn_type": "outbox",
+                "extra": {**later["extra"], "postgres_conn_id": "later_postgres", "settings": {"name": "of-airflow"}},
+            },
+            "later_postgres": {
+                **later,
+                "conn_type": "postgres",
+                "extra": {"sslmode": "disable", "cursor": "dictcursor"},
+            },
+            "no_table": empty,
+            "refused": {**shop, "password": CANARY},
+            "misspelled": {**shop, "extra": {"kafka_con_id": "brokers"}},
+            "acme": {"conn_type": "dagster", "host": host, "port": int(port), "extra": {"token": CANARY}},
+        }
+        asked = {
+            "shop": "delivers",
+            "waiting": "waits",
+            "later": "follows",
+            "acme": "starts_a_job",
+            "shop_outbox": "orders_batch",
+            **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers"), "waits"),
+        }
+        runs = [{"dag_id": dag_id, "conf": {"conn": conn}, "variables": {}} for conn, dag_id in asked.items()]
+        imported, ends = run_airflow(variables, runs, connections=connections)
+    return SimpleNamespace(imported=imported, topic=topic, **dict(zip(asked, ends, strict=True)))
+
+
+def outbox(dsn, **extra):
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    place = {"host": parts["host"], "port": int(parts["port"]), "schema": parts["dbname"]}
+    own = {**place, "login": parts["user"], "password": parts.get("password")}
+    return {"conn_type": "outbox", **own, "extra": {"sslmode": "disable", **extra}}
+
+
+def test_a_task_delivers_the_outbox_and_sensors_find_it_delivered(ran, bootstrap_servers):
+    assert ran.imported["errors"] == {}
+    assert set(ran.shop["tasks"].values()) == {"success"}, ran.shop["log"]
+    assert ran.shop["returned"]["drain"]["records"] == 500
+    assert len(read_topic(bootstrap_servers, ran.topic)) >= 500
+    for until in ("start", "empty"):
+        for kind in ("deferred", "poked"):
+            found = ran.shop["returned"][f"{until}_{kind}"]
+            assert (found["waiting"], bool(found["delivered_until"])) == ("0", True)
+
+
+def test_the_dag_of_the_page_delivers_and_proves_it(ran):
+    assert ran.shop_outbox["tasks"] == {"deliver": "success", "delivered": "success"}, ran.shop_outbox["log"][-4000:]
+    assert ran.shop_outbox["returned"]["deliver"]["records"] == 10
+
+
+def test_a_trigger_sees_the_delivery_of_another_process(ran):
+    assert set(ran.later["tasks"].values()) == {"success"}, ran.later["log"][-4000:]
+    assert ran.later["returned"]["start"]["waiting"] == "0"
+    assert "Pausing task as DEFERRED" in ran.later["log"]
+
+
+def test_a_connection_of_airflows_database_is_found_by_a_trigger_of_dag_test(ran):
+    assert ran.acme["tasks"] == {"job": "success"}, ran.acme["log"][-4000:]
+    assert CANARY not in ran.acme["log"]
+
+
+def test_a_sensor_that_waits_too_long_says_what_waits(ran):
+    assert ran.waiting["tasks"] == {"deferred": "failed", "poked": "failed", "skipped": "skipped"}
+    assert "the outbox is not delivered in the given time: 3 records wait" in ran.waiting["log"]
+    assert "check with `harvest status` who leads" in ran.waiting["log"]
+
+
+def test_what_no_retry_changes_fails_at_once_with_cause_and_next_step(ran):
+    assert "harvest init" in ran.no_table["log"]
+    assert "has the extra fields kafka_con_id" in ran.misspelled["log"]
+    assert "the Airflow connection brokers is of type 'kafka', not 'outbox'" in ran.brokers["log"]
+    assert "airflow connections add nowhere --conn-type outbox" in ran.nowhere["log"]
+    for ended in (ran.no_table, ran.misspelled, ran.brokers, ran.refused, ran.nowhere):
+        assert ended["state"] == "failed"
+        assert CANARY not in ended["log"]
