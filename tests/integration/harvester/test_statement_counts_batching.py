@@ -30,6 +30,7 @@ SELECT sum(n_tup_ins + n_tup_upd + n_tup_del),
        sum(n_dead_tup) FILTER (WHERE relname ~ '^outbox_(from|tail)')
 FROM pg_stat_user_tables
 """
+VACUUMS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autovacuum worker'"
 LOG = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
 
@@ -84,7 +85,21 @@ def counts(dsn):
 
 
 @pytest.fixture
-def outbox(dsn, make_topic):
+def without_vacuum(dsn):
+    """Leave the log to the test: the server's own vacuums write into it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET autovacuum = off")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            eventually(lambda: connection.execute(VACUUMS).fetchone() == (0,), "no vacuum runs")
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET autovacuum")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, without_vacuum):
     """A native outbox with ten thousand records of a thousand keys."""
     native = Native(dsn, size=1_000_000)
     native.connection.execute(
