@@ -26,6 +26,7 @@ _NAMED = ("outbox_table", "subscription", "leader_group_id")
 _SERVERS, _SSL, _SETTINGS = "bootstrap_servers", "sslmode", "settings"
 EXTRA = (*_NAMED, POSTGRES_ID, KAFKA_ID, _SERVERS, _SSL, _SETTINGS)
 """The extra fields of an outbox connection."""
+_POOL = "HARVEST_LEADER_GROUP_ID"
 _OF_CONSUMERS = frozenset({"group.id", "auto.offset.reset", "enable.auto.commit"})
 """Settings of consumers, which every Kafka connection of Airflow has. A harvester has its own."""
 _LIBPQ = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
@@ -62,12 +63,16 @@ def config_of(
         given["base_kafka_config"] = _kafka(kafka)
     elif servers:
         given["base_kafka_config"] = {"bootstrap.servers": str(servers)}
-    if not elects and "leader_group_id" not in given and "HARVEST_LEADER_GROUP_ID" not in os.environ:
-        given["leadership"] = "solo"  # as for the commands that only read
     try:
-        return HarvestConfig(**{**settings, **given})
+        return HarvestConfig(**{**settings, **given, **alone({**settings, **given}, elects=elects)})
     except ConfigError as error:
         raise _joined(outbox, error.problems) from None
+
+
+def alone(given: Mapping[str, Any], *, elects: bool) -> dict[str, Any]:
+    """Return the leadership of a configuration that only reads, and that names no pool. With `elects` it is empty."""
+    is_named = any(each in given for each in ("leader_group_id", "leaderGroupID")) or _POOL in os.environ
+    return {} if elects or is_named else {"leadership": "solo"}
 
 
 def _data_source(outbox: "Connection", sslmode: str | None, postgres: "Connection | None") -> DataSource:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 from playwright.sync_api import Error, expect, sync_playwright
+from psycopg.conninfo import conninfo_to_dict
 from support.machine import require
 from support.waiting import eventually
 
@@ -129,6 +130,33 @@ def test_airflow_shows_the_day_in_its_grid(loaded, airflow, page, keep):
     for task in ("load", "harvested", "audit"):
         expect(page.get_by_text(task, exact=True).first).to_be_visible()
     keep("airflow-grid")
+
+
+def test_airflow_offers_a_connection_to_an_outbox_and_tests_it(platform, loaded, airflow, page, keep):
+    parts = conninfo_to_dict(platform.dsn)
+    page.goto(f"{airflow}/connections")
+    page.get_by_role("button", name="Add Connection").click()
+    page.get_by_role("combobox").last.click()
+    page.get_by_role("option", name="Outbox", exact=True).click()
+    page.locator("input[name=connection_id]").fill("shop_outbox")
+    page.get_by_placeholder("postgres.example.com").fill(parts["host"])
+    page.get_by_placeholder("5432").fill(parts["port"])
+    page.get_by_placeholder("shop", exact=True).fill(parts["dbname"])
+    page.locator("input[name=login]").fill(parts["user"])
+    page.locator("input[name=password]").fill(parts.get("password", ""))
+    page.get_by_text("Extra Fields", exact=True).click()
+    for label in ("Outbox table", "Subscription", "Pool", "Postgres connection", "Kafka connection", "Settings"):
+        expect(page.get_by_text(label, exact=True).first).to_be_visible()
+    page.locator("input[name=element_kafka_conn_id]").fill("harvest_kafka")
+    page.locator("input[name=element_leader_group_id]").fill("shop-outbox")
+    page.locator("input[name=element_sslmode]").fill("disable")
+    keep("airflow-outbox-connection")
+    page.get_by_role("button", name="Save").click()
+    row = page.get_by_role("row").filter(has_text="shop_outbox")
+    expect(row).to_be_visible()
+    with page.expect_response("**/api/v2/connections/test") as answered:
+        row.get_by_role("button", name="Test Connection").click()
+    assert answered.value.json()["status"], answered.value.text()
 
 
 def test_airflow_offers_a_connection_to_dagster_and_tests_it(platform, airflow, page, keep):

@@ -1,12 +1,13 @@
 """The hook for Airflow connections of type `outbox`."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
 from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind, find
-from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, config_of, extra_of
+from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, alone, config_of, extra_of
 from harvest_lib.airflow.provider import OUTBOX_ID, OUTBOX_TYPE
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.errors import HarvestError
@@ -41,12 +42,11 @@ class HarvestHook(BaseHook):
     def config(self, *, elects: bool = False) -> HarvestConfig:
         """Return the harvester's configuration. With `elects` it is that of a member of the pool, so the connection has
         to name the pool. Raises ConnectionMissing or ConfigError."""
-        try:
+        outbox = None
+        with self._unless_variables():
             outbox = find(self.conn_id, OUTBOX_TYPE)
-        except ConnectionMissing:
-            if self._has_variables():
-                return _of_variables()
-            raise
+        if outbox is None:
+            return _of_variables(elects=elects)
         extra = extra_of(outbox)
         return config_of(
             outbox,
@@ -57,12 +57,11 @@ class HarvestHook(BaseHook):
 
     async def aconfig(self) -> HarvestConfig:
         """Return the same as `config()`, without blocking the event loop."""
-        try:
+        outbox = None
+        with self._unless_variables():
             outbox = await afind(self.conn_id, OUTBOX_TYPE)
-        except ConnectionMissing:
-            if self._has_variables():
-                return _of_variables()
-            raise
+        if outbox is None:
+            return _of_variables(elects=False)
         extra = extra_of(outbox)
         return config_of(
             outbox,
@@ -90,10 +89,12 @@ class HarvestHook(BaseHook):
         found = "; ".join(f"{each.cause}: {each.next_step}" for each in warnings)
         return True, "Postgres, the outbox and Kafka are ready" + (f". Warnings: {found}" if found else "")
 
-    def _has_variables(self) -> bool:
-        return self.conn_id == OUTBOX_ID and any(os.environ.get(name) for name in (_FILE, _DSN))
+    def _unless_variables(self) -> AbstractContextManager[None]:
+        """Return a context that suppresses ConnectionMissing if variables are used instead of the connection."""
+        instead = self.conn_id == OUTBOX_ID and any(os.environ.get(name) for name in (_FILE, _DSN))
+        return suppress(ConnectionMissing) if instead else nullcontext()
 
 
-def _of_variables() -> HarvestConfig:
+def _of_variables(*, elects: bool) -> HarvestConfig:
     file = os.environ.get(_FILE)
-    return load(file).harvest if file else HarvestConfig()
+    return load(file).harvest if file else HarvestConfig(**alone({}, elects=elects))

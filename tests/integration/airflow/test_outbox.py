@@ -130,9 +130,12 @@ def ran(stack, admin, tmp_path_factory):
             "later": "follows",
             "acme": "starts_a_job",
             "shop_outbox": "orders_batch",
-            **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers"), "waits"),
+            **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers", "outbox_default"), "waits"),
         }
-        runs = [{"dag_id": dag_id, "conf": {"conn": conn}, "variables": {}} for conn, dag_id in asked.items()]
+        own = {"outbox_default": {"HARVEST_DSN": databases[1]}}
+        runs = [
+            {"dag_id": dag_id, "conf": {"conn": conn}, "variables": own.get(conn, {})} for conn, dag_id in asked.items()
+        ]
         imported, ends = run_airflow(variables, runs, connections=connections)
     return SimpleNamespace(imported=imported, topic=topic, **dict(zip(asked, ends, strict=True)))
 
@@ -175,6 +178,10 @@ def test_a_sensor_that_waits_too_long_says_what_waits(ran):
     assert ran.waiting["tasks"] == {"deferred": "failed", "poked": "failed", "skipped": "skipped"}
     assert "the outbox is not delivered in the given time: 3 records wait" in ran.waiting["log"]
     assert "check with `harvest status` who leads" in ran.waiting["log"]
+
+
+def test_without_the_default_connection_the_variables_are_used(ran):
+    assert "the outbox is not delivered in the given time: 3 records wait" in ran.outbox_default["log"]
 
 
 def test_what_no_retry_changes_fails_at_once_with_cause_and_next_step(ran):
