@@ -148,7 +148,7 @@ def test_airflow_offers_a_connection_to_an_outbox_and_tests_it(platform, loaded,
     for label in ("Outbox table", "Subscription", "Pool", "Postgres connection", "Kafka connection", "Settings"):
         expect(page.get_by_text(label, exact=True).first).to_be_visible()
     page.locator("input[name=element_kafka_conn_id]").fill("harvest_kafka")
-    page.locator("input[name=element_leader_group_id]").fill("shop-outbox")
+    page.locator("input[name=element_leader_group_id]").fill("harvest-local")
     page.locator("input[name=element_sslmode]").fill("disable")
     keep("airflow-outbox-connection")
     page.get_by_role("button", name="Save").click()
