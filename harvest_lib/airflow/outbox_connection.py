@@ -5,7 +5,6 @@ connection leaves out has the value of its variable `HARVEST_…`, else its defa
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from psycopg.pq import Conninfo
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.data_source import DataSource
+from harvest_lib.config.reading import configured
 from harvest_lib.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _NAMED = ("outbox_table", "subscription", "leader_group_id")
 _SERVERS, _SSL, _SETTINGS = "bootstrap_servers", "sslmode", "settings"
 EXTRA = (*_NAMED, POSTGRES_ID, KAFKA_ID, _SERVERS, _SSL, _SETTINGS)
 """The extra fields of an outbox connection."""
-_POOL = "HARVEST_LEADER_GROUP_ID"
 _OF_CONSUMERS = frozenset({"group.id", "auto.offset.reset", "enable.auto.commit"})
 """Settings of consumers, which every Kafka connection of Airflow has. A harvester has its own."""
 _LIBPQ = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
@@ -48,8 +47,8 @@ def config_of(
     elects: bool = False,
 ) -> HarvestConfig:
     """Return the configuration that an outbox connection describes. `postgres` and `kafka` are the connections that it
-    names. With `elects` the configuration is that of a member of the pool, so `leader_group_id` is required. Raises
-    ConfigError with all problems."""
+    names. `elects`: the caller joins the pool, so `leader_group_id` is required. Raises ConfigError with all
+    problems."""
     extra = extra_of(outbox)
     settings = extra.get(_SETTINGS, {})
     if isinstance(settings, str):
@@ -64,15 +63,9 @@ def config_of(
     elif servers:
         given["base_kafka_config"] = {"bootstrap.servers": str(servers)}
     try:
-        return HarvestConfig(**{**settings, **given, **alone({**settings, **given}, elects=elects)})
+        return configured(**{**settings, **given}, elects=elects)
     except ConfigError as error:
         raise _joined(outbox, error.problems) from None
-
-
-def alone(given: Mapping[str, Any], *, elects: bool) -> dict[str, Any]:
-    """Return the leadership of a configuration that only reads, and that names no pool. With `elects` it is empty."""
-    is_named = any(each in given for each in ("leader_group_id", "leaderGroupID")) or _POOL in os.environ
-    return {} if elects or is_named else {"leadership": "solo"}
 
 
 def _data_source(outbox: "Connection", sslmode: str | None, postgres: "Connection | None") -> DataSource:

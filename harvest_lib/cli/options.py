@@ -1,6 +1,5 @@
 """Options that several commands share, and functions that open the configuration and the outbox of a command."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -85,12 +84,9 @@ def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
 
     `elects`: the command takes part in the election, so the configuration must have a leader group.
     """
-    from harvest_lib.config import HarvestConfig, ReaperFile, load
+    from harvest_lib.config.reading import load_or_variables
 
-    if path is not None:
-        return load(path)
-    grouped = elects or "HARVEST_LEADER_GROUP_ID" in os.environ
-    return ReaperFile(harvest=HarvestConfig() if grouped else HarvestConfig(leadership="solo"))
+    return load_or_variables(path, elects=elects)
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from airflow.sdk import BaseHook
 
 from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind, find
-from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, alone, config_of, extra_of
+from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, config_of, extra_of
 from harvest_lib.airflow.provider import OUTBOX_ID, OUTBOX_TYPE
-from harvest_lib.config import HarvestConfig, load
+from harvest_lib.config import HarvestConfig
+from harvest_lib.config.reading import load_or_variables
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.draining import require_ready
 from harvest_lib.harvester.status import StatusReader
@@ -40,13 +41,13 @@ class HarvestHook(BaseHook):
         self.conn_id = conn_id
 
     def config(self, *, elects: bool = False) -> HarvestConfig:
-        """Return the harvester's configuration. With `elects` it is that of a member of the pool, so the connection has
-        to name the pool. Raises ConnectionMissing or ConfigError."""
+        """Return the harvester's configuration. `elects`: the caller joins the pool, so the connection has to name it.
+        Raises ConnectionMissing or ConfigError."""
         outbox = None
         with self._unless_variables():
             outbox = find(self.conn_id, OUTBOX_TYPE)
         if outbox is None:
-            return _of_variables(elects=elects)
+            return load_or_variables(os.environ.get(_FILE), elects=elects).harvest
         extra = extra_of(outbox)
         return config_of(
             outbox,
@@ -61,7 +62,7 @@ class HarvestHook(BaseHook):
         with self._unless_variables():
             outbox = await afind(self.conn_id, OUTBOX_TYPE)
         if outbox is None:
-            return _of_variables(elects=False)
+            return load_or_variables(os.environ.get(_FILE)).harvest
         extra = extra_of(outbox)
         return config_of(
             outbox,
@@ -93,8 +94,3 @@ class HarvestHook(BaseHook):
         """Return a context that suppresses ConnectionMissing if variables are used instead of the connection."""
         instead = self.conn_id == OUTBOX_ID and any(os.environ.get(name) for name in (_FILE, _DSN))
         return suppress(ConnectionMissing) if instead else nullcontext()
-
-
-def _of_variables(*, elects: bool) -> HarvestConfig:
-    file = os.environ.get(_FILE)
-    return load(file).harvest if file else HarvestConfig(**alone({}, elects=elects))
