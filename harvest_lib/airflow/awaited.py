@@ -1,8 +1,7 @@
-"""What a sensor waits for: an outbox whose backlog is empty, or whose records of a time are delivered."""
+"""The condition that a sensor waits for: the backlog is empty, or the records of a time are delivered."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
@@ -10,8 +9,7 @@ from harvest_lib.harvester.watermark import Watermark
 from harvest_lib.postgres.database import connect
 from harvest_lib.subscriptions.backlog import Backlog
 
-EMPTY: Literal["empty"] = "empty"
-START: Literal["start"] = "start"
+EMPTY, START = "empty", "start"
 
 
 class NotDelivered(HarvestError):
@@ -65,20 +63,23 @@ class Awaited:
         """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
         with connect(config.data_source.conninfo()) as connection:
             progress = self._watermark.read(connection, config)
-        if not self._is_empty and not self._watermark.samples:
+        until = progress.delivered_until
+        if self._is_empty:
+            is_done = progress.waiting.is_empty
+        elif self._watermark.samples:
+            if self._until is None:
+                self._until = self._watermark.samples[0].at
+            is_done = until is not None and until >= self._until
+        else:
             raise DatabaseAccessDenied(
                 "it is not known which records are delivered",
                 evidence="this role may not read the parked records, which are not delivered",
                 next_step="as the table's owner: GRANT SELECT on the tables of parked records; or wait until=`empty`",
             )
-        found = progress.delivered_until
-        if self._until is None and self._watermark.samples:
-            self._until = self._watermark.samples[0].at
-        is_late = found is not None and self._until is not None and found >= self._until
         return Reading(
-            is_done=progress.waiting.is_empty if self._is_empty else is_late,
+            is_done=is_done,
             waiting=progress.waiting,
-            delivered_until=None if found is None else datetime.fromtimestamp(found, UTC),
+            delivered_until=None if until is None else datetime.fromtimestamp(until, UTC),
         )
 
 

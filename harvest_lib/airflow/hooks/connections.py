@@ -11,6 +11,10 @@ from asgiref.sync import sync_to_async
 
 from harvest_lib.errors import ConfigError, HarvestError
 
+_HOST = "--conn-host HOST"
+_PLACES = {"kafka": """--conn-extra '{"bootstrap.servers": "HOST:9092"}'"""}
+"""Options that say where the server is, by types of connections."""
+
 
 class ConnectionMissing(HarvestError):
     """Airflow has no such connection: add it, or correct `conn_id`."""
@@ -65,6 +69,6 @@ def _missing(conn_id: str, conn_type: str) -> ConnectionMissing:
     return ConnectionMissing(
         f"Airflow has no connection {conn_id!r}",
         evidence="neither a secrets backend, nor a variable AIRFLOW_CONN_…, nor Airflow's database has it",
-        next_step=f"add it: airflow connections add {conn_id} --conn-type {conn_type} --conn-host HOST; "
+        next_step=f"add it: airflow connections add {conn_id} --conn-type {conn_type} {_PLACES.get(conn_type, _HOST)}; "
         "or correct conn_id",
     )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -14,6 +15,7 @@ from harvest_lib.airflow.provider import OUTBOX_ID
 from harvest_lib.harvester.draining import progress, require_ready
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
+from harvest_lib.postgres.database import connect
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -50,15 +52,19 @@ class HarvestDrainOperator(BaseOperator):
 
     def execute(self, context: "Context") -> dict[str, float]:  # noqa: ARG002 - Airflow's
         """Check, harvest until the outbox is empty, and return the result."""
-        hook, began = HarvestHook(self.conn_id), time.monotonic()
+        began = time.monotonic()
         with permanent():
-            config = hook.config(elects=True)
+            config = HarvestHook(self.conn_id).config(elects=True)
+            self._harvest = harvest = Harvest(config)  # now, so that `on_kill` reaches it while the checks run
+            if self._is_killed:
+                harvest.stop()
             for each in require_ready(config, self.topics):
                 self.log.warning("%s (%s): %s", each.cause, each.evidence, each.next_step)
             tune_interpreter()
-            self._harvest = harvest = Harvest(config)
             with harvest:
-                for text in progress(harvest, hook.get_conn, self.report.total_seconds()):
+                for text in progress(
+                    harvest, partial(connect, config.data_source.conninfo()), self.report.total_seconds()
+                ):
                     self.log.info("%s", text)
         seconds = round(time.monotonic() - began, 3)
         self.log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)

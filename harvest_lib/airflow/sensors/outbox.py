@@ -20,6 +20,8 @@ from harvest_lib.errors import DatabaseUnavailable, HarvestError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from harvest_lib.config import HarvestConfig
+
 _BACKSTOP = timedelta(minutes=2)
 
 
@@ -62,6 +64,7 @@ class OutboxDrainedSensor(BaseSensorOperator):
         self.patience = patience
         self.deferrable = deferrable
         self._awaited: Awaited | None = None
+        self._config: HarvestConfig | None = None
         self._answered = time.monotonic()
 
     def execute(self, context: "Context") -> Any:
@@ -86,8 +89,9 @@ class OutboxDrainedSensor(BaseSensorOperator):
         """Read the outbox. The log shows the reading."""
         with permanent():
             self._awaited = self._awaited or Awaited(_text(self.until))
+            self._config = self._config or HarvestHook(self.conn_id).config()
             try:
-                found = self._awaited.read(HarvestHook(self.conn_id).config())
+                found = self._awaited.read(self._config)
             except DatabaseUnavailable as error:
                 if time.monotonic() - self._answered > self.patience.total_seconds():
                     raise

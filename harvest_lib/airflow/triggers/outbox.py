@@ -22,7 +22,7 @@ _LOG_SECONDS = 60.0
 class OutboxDrainedTrigger(BaseTrigger):
     """The trigger that reads an outbox until it is delivered, and fires once, with an outcome of `outcomes`.
 
-    `until` is that of `Awaited`, `deadline` Unix time. Postgres may be unreachable for `patience_seconds`.
+    The class `Awaited` describes `until`. `deadline` is Unix time. Postgres may be unreachable for `patience_seconds`.
     """
 
     def __init__(
@@ -30,19 +30,16 @@ class OutboxDrainedTrigger(BaseTrigger):
     ) -> None:
         """Make a trigger. It reads nothing."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.arguments = {
-            "conn_id": conn_id,
-            "until": until,
-            "deadline": deadline,
-            "poll_seconds": poll_seconds,
-            "patience_seconds": patience_seconds,
-        }
-        self.conn_id, self.until, self.deadline = conn_id, until, deadline
-        self.poll_seconds, self.patience_seconds = poll_seconds, patience_seconds
+        self.conn_id = conn_id
+        self.until = until
+        self.deadline = deadline
+        self.poll_seconds = poll_seconds
+        self.patience_seconds = patience_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and arguments that recreate this trigger in another process."""
-        return f"{__name__}.{type(self).__name__}", dict(self.arguments)
+        names = ("conn_id", "until", "deadline", "poll_seconds", "patience_seconds")
+        return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the delivery, and yield a single event."""
@@ -55,11 +52,11 @@ class OutboxDrainedTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def _delivered(self) -> Reading:
-        awaited, hook = Awaited(self.until), HarvestHook(self.conn_id)
+        awaited, config = Awaited(self.until), await HarvestHook(self.conn_id).aconfig()
         answered, logged, last = time.monotonic(), float("-inf"), "the outbox was not read"
         while True:
             try:
-                found = await asyncio.to_thread(awaited.read, await hook.aconfig())
+                found = await asyncio.to_thread(awaited.read, config)
                 if found.is_done:
                     return found
                 answered, last = time.monotonic(), str(found)

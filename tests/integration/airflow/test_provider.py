@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import uuid
 
@@ -9,6 +10,7 @@ import psycopg
 import pytest
 from support.dagster_stub import dagster_stub
 from support.installed import build, find_uv, install
+from support.walkthrough import blocks
 
 from harvest_lib.outbox import NativeTable, OutboxTable
 from infra.platform.databases import own_database
@@ -143,6 +145,18 @@ def test_a_connection_to_an_outbox_is_tested_by_what_the_harvester_needs(install
     assert badly.returncode == 1
     assert "harvest init" in badly.stdout
     assert "use outbox_table, subscription" in tested(tabel="t").stdout
+
+
+def test_the_connection_of_the_page_is_added_as_it_is_typed(installed):
+    _, typed = blocks("docs/airflow.md", under="## Airflow without Dagster")
+    *added, _ = typed.text.replace("\\\n", " ").splitlines()
+    for each in added:
+        done = installed(*shlex.split(each))
+        assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(installed("airflow", "connections", "get", "shop_outbox", "-o", "json").stdout)
+    assert (found["conn_type"], found["host"], found["schema"]) == ("outbox", "db.example.com", "shop")
+    refused = installed("airflow", "connections", "test", "shop_outbox")
+    assert (refused.returncode, "db.example.com" in refused.stdout) == (1, True), "no such host: all else is there"
 
 
 def test_the_trigger_reads_the_connection_and_an_old_dag_goes_on_with_the_address(installed, dagster):
