@@ -54,10 +54,11 @@ def airflow_started(environment, runs, log):
 
 def main(runs, connections=None):
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - in a process of its own only
-    from airflow.models import Connection  # noqa: PLC0415
-    from airflow.utils.session import create_session  # noqa: PLC0415
 
     if connections:
+        from airflow.models import Connection  # noqa: PLC0415
+        from airflow.utils.session import create_session  # noqa: PLC0415
+
         with create_session() as session:
             for name, parts in connections.items():
                 session.add(Connection(conn_id=name, **{**parts, "extra": json.dumps(parts["extra"])}))

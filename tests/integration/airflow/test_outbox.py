@@ -5,19 +5,21 @@ Run by `dag.test()` with Postgres and Kafka, in one process; the tests look at w
 
 import os
 import uuid
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg
 import pytest
-from confluent_kafka.admin import NewTopic
-from support.airflow_process import run_airflow
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic, OffsetSpec
+from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
 from support.outbox import read_topic
+from support.waiting import eventually
 from support.walkthrough import blocks
 
-from harvest_lib.outbox import NativeTable, OutboxTable, append
-from harvest_lib.record import OutboxRecord
+from harvest_lib.outbox import NativeTable, OutboxTable
 from infra.platform.airflow import Airflow
 from infra.platform.databases import own_database
 
@@ -25,8 +27,14 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 CANARY = "canary-5e1d"
+MANY = 300_000
+FILL = """
+INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
+SELECT %(topic)s, 'k' || n %% 100, n::text FROM generate_series(1, %(count)s) AS n
+"""
 DAGS = """
-from threading import Timer
+import time
+from threading import Thread, Timer
 from airflow.sdk import dag, task
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.operators.dagster import DagsterJobOperator
@@ -65,6 +73,25 @@ def follows():
         OutboxDrainedSensor(task_id=until, conn_id="{{ dag_run.conf['conn'] }}", until=until, deferrable=True,
                             poke_interval=0.2, timeout=60) for until in ("start", "empty")]
 
+@task
+def count(conn_id):
+    return HarvestHook(conn_id).waiting().records
+
+@dag(dag_id="counts")
+def counts():
+    count("{{ dag_run.conf['conn'] }}") >> HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}")
+
+def end_soon(context):
+    def end(task=context["task"]):
+        while task._harvest is None or not task._harvest.delivered_records:
+            time.sleep(0.001)
+        task.on_kill()
+    Thread(target=end, daemon=True).start()
+
+@dag(dag_id="ends")
+def ends():
+    HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}", pre_execute=end_soon)
+
 @dag(dag_id="starts_a_job")
 def starts_a_job():
     DagsterJobOperator(task_id="job", job_name="flights_job", conn_id="{{ dag_run.conf['conn'] }}")
@@ -72,6 +99,8 @@ def starts_a_job():
 delivers()
 waits()
 follows()
+counts()
+ends()
 starts_a_job()
 """
 
@@ -80,14 +109,16 @@ starts_a_job()
 def ran(stack, admin, tmp_path_factory):
     """Return the ends of all runs by the connection that each was given, and where they ran."""
     home = tmp_path_factory.mktemp("airflow")
-    names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in ("airflow", "shop", "waiting", "later", "page", "empty")]
+    parts = ("airflow", "shop", "waiting", "later", "page", "ended", "killed", "lost", "empty")
+    names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in parts]
     metadata, *databases = (own_database(stack.dsn, name, password_file=home / name) for name in names)
-    topic = names[1]
-    admin.create_topics([NewTopic(topic, 2)])[topic].result(60)
-    for dsn, count in zip(databases, (500, 3, 3, 10), strict=False):
+    counts = (500, 3, 3, 10, MANY, MANY, 1)
+    for made in admin.create_topics([NewTopic(name, 2) for name in names[1:7]]).values():
+        made.result(60)
+    for dsn, name, count in zip(databases, names[1:], counts, strict=False):  # the topic of `lost` is not made
         with psycopg.connect(dsn) as connection:
             NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
-            append(connection, [OutboxRecord(topic=topic, key=f"k{n % 7}", value=str(n)) for n in range(count)])
+            connection.execute(FILL, {"topic": name, "count": count})
     made = Airflow(home)
     made.prepare()
     (home / "own_dags").mkdir()
@@ -98,7 +129,7 @@ def ran(stack, admin, tmp_path_factory):
     variables["AIRFLOW__CORE__DAGS_FOLDER"] = str(home / "own_dags")
     made.migrate(variables)
     kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": stack.bootstrap_servers, "group.id": "airflow"}}
-    shop, waiting, later, page, empty = (
+    shop, waiting, later, page, ended, killed, lost, empty = (
         outbox(dsn, kafka_conn_id="brokers", leader_group_id=name)
         for dsn, name in zip(databases, names[1:], strict=True)
     )
@@ -110,6 +141,9 @@ def ran(stack, admin, tmp_path_factory):
             "shop": shop,
             "waiting": waiting,
             "shop_outbox": page,
+            "ended": ended,
+            "killed": killed,
+            "lost": lost,
             "later": {
                 "conn_type": "outbox",
                 "extra": {**later["extra"], "postgres_conn_id": "later_postgres", "settings": {"name": "of-airflow"}},
@@ -130,14 +164,22 @@ def ran(stack, admin, tmp_path_factory):
             "later": "follows",
             "acme": "starts_a_job",
             "shop_outbox": "orders_batch",
+            "ended": "ends",
+            "lost": "counts",
             **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers", "outbox_default"), "waits"),
         }
         own = {"outbox_default": {"HARVEST_DSN": databases[1]}}
         runs = [
             {"dag_id": dag_id, "conf": {"conn": conn}, "variables": own.get(conn, {})} for conn, dag_id in asked.items()
         ]
+        runs.append({"dag_id": "counts", "conf": {"conn": "ended"}, "variables": {}})
         imported, ends = run_airflow(variables, runs, connections=connections)
-    return SimpleNamespace(imported=imported, topic=topic, **dict(zip(asked, ends, strict=True)))
+    return SimpleNamespace(
+        imported=imported,
+        topics=dict(zip(parts[1:], names[1:], strict=True)),
+        variables=variables,
+        **dict(zip([*asked, "ended_again"], ends, strict=True)),
+    )
 
 
 def outbox(dsn, **extra):
@@ -151,7 +193,7 @@ def test_a_task_delivers_the_outbox_and_sensors_find_it_delivered(ran, bootstrap
     assert ran.imported["errors"] == {}
     assert set(ran.shop["tasks"].values()) == {"success"}, ran.shop["log"]
     assert ran.shop["returned"]["drain"]["records"] == 500
-    assert len(read_topic(bootstrap_servers, ran.topic)) >= 500
+    assert len(read_topic(bootstrap_servers, ran.topics["shop"])) == 500
     for until in ("start", "empty"):
         for kind in ("deferred", "poked"):
             found = ran.shop["returned"][f"{until}_{kind}"]
@@ -161,6 +203,50 @@ def test_a_task_delivers_the_outbox_and_sensors_find_it_delivered(ran, bootstrap
 def test_the_dag_of_the_page_delivers_and_proves_it(ran):
     assert ran.shop_outbox["tasks"] == {"deliver": "success", "delivered": "success"}, ran.shop_outbox["log"][-4000:]
     assert ran.shop_outbox["returned"]["deliver"]["records"] == 10
+
+
+def test_a_task_that_is_ended_stops_in_order_and_the_next_run_goes_on(ran, bootstrap_servers):
+    assert ran.ended["tasks"] == {"drain": "failed"}
+    assert "the task was ended before the outbox was empty: the next run goes on" in ran.ended["log"]
+    left = ran.ended_again["returned"]
+    assert 0 < left["count"] == left["drain"]["records"] < MANY
+    check_each_once_in_order(bootstrap_servers, ran.topics["ended"])
+
+
+@pytest.mark.long
+def test_a_task_that_is_killed_ten_times_loses_and_repeats_nothing(ran, bootstrap_servers, admin, tmp_path):
+    run = {"dag_id": "counts", "conf": {"conn": "killed"}, "variables": {}}
+    topic = ran.topics["killed"]
+
+    def written():
+        asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(2)}
+        return sum(each.result(60).offset for each in admin.list_offsets(asked).values())
+
+    for number in range(10):
+        before, log = written(), tmp_path / f"{number}.log"
+        with airflow_started(ran.variables, [run], log):  # which kills it in the end
+            eventually(lambda: written() > before, "it delivers", seconds=120)  # noqa: B023
+    assert written() < MANY, "it was killed while it delivered"
+    _, (end,) = run_airflow(ran.variables, [run])
+    assert end["state"] == "success", end["log"][-4000:]
+    check_each_once_in_order(bootstrap_servers, topic)
+
+
+def check_each_once_in_order(bootstrap_servers, topic):
+    """Check that readers of committed records see each of many records once, and the records of a key in order."""
+    values = defaultdict(list)
+    for record in read_topic(bootstrap_servers, topic, isolation="read_committed"):
+        values[record.key].append(int(record.value))
+    assert Counter(map(len, values.values())) == {MANY // 100: 100}
+    for found in values.values():
+        assert found == sorted(set(found))
+
+
+def test_a_topic_that_is_missing_is_named_before_anything_is_delivered(ran):
+    assert ran.lost["tasks"] == {"count": "success", "drain": "failed"}
+    assert ran.lost["returned"]["count"] == 1
+    assert ran.topics["lost"] in ran.lost["log"]
+    assert "kafka-topics.sh" in ran.lost["log"]
 
 
 def test_a_trigger_sees_the_delivery_of_another_process(ran):
@@ -186,6 +272,7 @@ def test_without_the_default_connection_the_variables_are_used(ran):
 
 def test_what_no_retry_changes_fails_at_once_with_cause_and_next_step(ran):
     assert "harvest init" in ran.no_table["log"]
+    assert "Postgres refused the login" in ran.refused["log"]
     assert "has the extra fields kafka_con_id" in ran.misspelled["log"]
     assert "the Airflow connection brokers is of type 'kafka', not 'outbox'" in ran.brokers["log"]
     assert "airflow connections add nowhere --conn-type outbox" in ran.nowhere["log"]

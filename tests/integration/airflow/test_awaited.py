@@ -1,0 +1,65 @@
+"""What a sensor of Airflow waits for, on the real Postgres: later records do not prolong it, parked ones do."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.outbox import harvest_config
+from support.subscribed import Subscribed
+
+from harvest_lib.airflow.awaited import Awaited
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.harvester.harvest import Harvest
+
+pytestmark = pytest.mark.gate
+
+
+@pytest.fixture
+def shop(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(partitions=1, **{"max.message.bytes": 3_000}), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(shop):
+    return harvest_config(shop.dsn, shop.servers, shop.group, source="snapshot", delivery="transactional")
+
+
+def test_records_that_come_later_do_not_prolong_the_wait(shop, config):
+    shop.write("first")
+    from_start, empty = Awaited("start"), Awaited("empty")
+    assert [each.read(config).is_done for each in (from_start, empty)] == [False, False]
+    shop.write("second")  # so that the first reading's records are not the last
+    Harvest(config).drain(60)
+    shop.write("later")
+    assert [each.read(config).is_done for each in (from_start, empty)] == [True, False]
+    Harvest(config).drain(60)
+    assert empty.read(config).is_done
+
+
+def test_a_time_is_waited_for_by_the_clock_of_postgres(shop, config):
+    Harvest(config).drain(60)
+    now = datetime.now(UTC)
+    assert Awaited((now - timedelta(hours=1)).isoformat()).read(config).is_done
+    assert not Awaited((now + timedelta(hours=1)).replace(tzinfo=None).isoformat()).read(config).is_done
+
+
+def test_a_parked_record_is_not_delivered(shop, config):
+    Harvest(config).drain(60)
+    shop.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)"
+        " SELECT %s, 'large', string_agg(md5(g::text), '') FROM generate_series(1, 300) g",
+        (shop.topic,),
+    )
+    Harvest(config).drain(60)
+    found = Awaited("start").read(config)
+    assert (found.is_done, found.waiting.records) == (False, 0)
+    assert Awaited("empty").read(config).is_done
+
+
+def test_where_the_parked_records_may_not_be_read_a_time_is_refused(shop, config, monkeypatch):
+    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
+    Harvest(config).drain(60)
+    with pytest.raises(DatabaseAccessDenied, match="may not read the parked records"):
+        Awaited("start").read(config)
+    assert Awaited("empty").read(config).is_done
