@@ -210,6 +210,10 @@ KEEP_TRYING = {"harvest run", "harvest check"}
 def said(monkeypatch, capfd, caplog):
     """Return a function that calls an entry with a string, and returns all that it says."""
     caplog.set_level(logging.DEBUG)
+    logger = logging.getLogger("harvest_lib")  # entries set it up as a process of their own does
+    for name in ("level", "propagate", "handlers"):
+        kept = getattr(logger, name)
+        monkeypatch.setattr(logger, name, list(kept) if name == "handlers" else kept)
     for name in [name for name in os.environ if name.startswith(("HARVEST_", "PG"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "g")
