@@ -92,6 +92,11 @@ def end_soon(context):
 def ends():
     HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}", pre_execute=end_soon)
 
+@dag(dag_id="ends_at_once")
+def ends_at_once():
+    HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}",
+                         pre_execute=lambda context: context["task"].on_kill())
+
 @dag(dag_id="starts_a_job")
 def starts_a_job():
     DagsterJobOperator(task_id="job", job_name="flights_job", conn_id="{{ dag_run.conf['conn'] }}")
@@ -101,6 +106,7 @@ waits()
 follows()
 counts()
 ends()
+ends_at_once()
 starts_a_job()
 """
 
@@ -165,6 +171,7 @@ def ran(stack, admin, tmp_path_factory):
             "acme": "starts_a_job",
             "shop_outbox": "orders_batch",
             "ended": "ends",
+            "killed": "ends_at_once",
             "lost": "counts",
             **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers", "outbox_default"), "waits"),
         }
@@ -211,6 +218,11 @@ def test_a_task_that_is_ended_stops_in_order_and_the_next_run_goes_on(ran, boots
     left = ran.ended_again["returned"]
     assert 0 < left["count"] == left["drain"]["records"] < MANY
     check_each_once_in_order(bootstrap_servers, ran.topics["ended"])
+
+
+def test_a_task_that_is_ended_before_it_delivers_delivers_nothing(ran):
+    assert ran.killed["tasks"] == {"drain": "failed"}
+    assert "delivered 0 records" in ran.killed["log"]
 
 
 @pytest.mark.long
