@@ -1,7 +1,7 @@
 """The audit's result tables in Postgres, schema `harvest_audit`, which every audit writes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
@@ -10,7 +10,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.audit.summary import AuditSummary, require_summary, together
+from harvest_lib.audit import last_audits as audits
+from harvest_lib.audit.summary import AuditSummary, together
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.postgres.translation import translated
@@ -20,23 +21,6 @@ DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
 """The tables of findings."""
 
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL AS found"
-_COLUMNS = """
-SELECT a.attname FROM pg_attribute AS a
-WHERE a.attrelid = to_regclass('harvest_audit.summary') AND a.attnum > 0 AND NOT a.attisdropped
-"""
-_LAST = """
-SELECT {columns} FROM harvest_audit.summary AS s WHERE starts_with(audit_id, %(prefix)s) AND {ours}
-ORDER BY at DESC, audit_id DESC LIMIT {most}
-"""
-_OURS = """
-(SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
- FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
-"""
-# Audits of a single topic, so that no number covers two topics.
-_OURS_OF_TOPIC = """
-(SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) = %(topics)s::text[]
- FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
-"""
 _SAMPLED_ROWS = 20
 _PLOTTED_AUDITS = 60
 _SAMPLE: LiteralString = (
@@ -109,30 +93,18 @@ def _last_rows(
     *,
     most: int,
 ) -> list[AuditSummary]:
-    is_of_topic = settings.audited.by_topic and audit_id is None
-    next_step = f"materialize the asset {settings.audit_key.to_user_string()}"
     prefix = audit_id or settings.audited.id_prefix or ""
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        found = {row["attname"] for row in cursor.execute(_COLUMNS)}
-        if not found:
-            raise AuditMissing(
-                "nothing was audited yet", evidence="there is no harvest_audit.summary", next_step=next_step
-            )
-        require_summary(found)
-        columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(AuditSummary))
-        ours = sql.SQL(_OURS_OF_TOPIC if is_of_topic else _OURS)
-        named = str(outbox.placed(connection) if outbox.exists(connection) else outbox)
-        values = {"prefix": prefix, "outbox": named, "topics": list(topics)}
-        query = sql.SQL(_LAST).format(columns=columns, ours=ours, most=sql.Literal(most))
-        rows = cursor.execute(query, values).fetchall()
-    if not rows:
-        begins = f" whose audit_id begins with {prefix!r}" if prefix else ""
-        raise AuditMissing(
-            "nothing was audited yet",
-            evidence=f"harvest_audit.summary has no audit of {outbox} and all of {', '.join(topics)}{begins}",
-            next_step=next_step,
-        )
-    return [AuditSummary(**row) for row in rows]
+    alone = settings.audited.by_topic and audit_id is None
+    found = audits.last_audits(connection, outbox, topics, prefix=prefix, alone=alone, most=most)
+    if found:
+        return list(found)
+    begins = f" whose audit_id begins with {prefix!r}" if prefix else ""
+    none = f"harvest_audit.summary has no audit of {outbox} and all of {', '.join(topics)}{begins}"
+    raise AuditMissing(
+        "nothing was audited yet",
+        evidence="there is no harvest_audit.summary" if found is None else none,
+        next_step=f"materialize the asset {settings.audit_key.to_user_string()}",
+    )
 
 
 def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSummary:
@@ -164,12 +136,6 @@ def sample(connection: psycopg.Connection[Any], audit_ids: Sequence[str], table:
     lines = [names, ["---"] * len(names), *([_cell(row[each]) for each in names] for row in found)]
     markdown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return FoundRows(records=list(dict.fromkeys(str(row["record"]) for row in found)), markdown=markdown)
-
-
-def rows_query(audit_ids: Sequence[str], table: str) -> str:
-    """Return a query, to be typed, of all rows of audits in a table of DETAIL_TABLES."""
-    listed = sql.SQL(", ").join(map(sql.Literal, audit_ids)).as_string(None)
-    return f"SELECT * FROM {SCHEMA}.{table} WHERE audit_id IN ({listed})"  # noqa: S608 - literals
 
 
 def _rows(

@@ -18,10 +18,11 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.audit_results import FoundRows, last_audits, require_compared, rows_query, sample
+from dagster_harvest.audit_results import FoundRows, last_audits, require_compared, sample
 from dagster_harvest.commands import audit_command
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
+from harvest_lib.audit.last_audits import rows_query
 from harvest_lib.audit.summary import AuditSummary, together
 from harvest_lib.errors import HarvestError
 from harvest_lib.subscriptions.backlog import Backlog
