@@ -11,7 +11,6 @@ from dagster_harvest.checks import Verdict, judged_backlog, unreadable
 from dagster_harvest.commands import harvest_command
 from dagster_harvest.leading import Leader
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.cli.park import parked_table
 from harvest_lib.cli.terminal import counted
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import HarvestError
@@ -19,6 +18,7 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parking import ParkedSummary
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.source.parked import parked_table
 from harvest_lib.subscriptions.backlog import Backlog
 
 STATE_CHECKS = ("backlog_age", "backlog_size", "parked", "leader")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration, names_of
-from harvest_lib.cli.park import parked_table
 from harvest_lib.cli.terminal import json_text, unread_output
 from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 
@@ -228,6 +227,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     from harvest_lib.outbox.row_security import all_rows_guard
     from harvest_lib.postgres.database import connect, in_statement
     from harvest_lib.source.filters import filter_conditions
+    from harvest_lib.source.parked import parked_table
     from harvest_lib.subscriptions.delivered import delivered, shards_of
 
     table = OutboxTable.parse(harvest.outbox_table)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from harvest_lib.config import HarvestConfig
     from harvest_lib.config.columns import ColumnMapping, Part
-    from harvest_lib.outbox import OutboxTable
     from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, ParkedSelection
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
@@ -194,36 +193,14 @@ def drop(
         typer.echo(f"dropped: {counted(done.dropped, 'parked record')}; {verb}: {done.released:,} held behind them")
 
 
-def parked_table(
-    connection: "psycopg.Connection[Any]",
-    table: "OutboxTable",
-    config: "HarvestConfig",
-    subscription: str | None = None,
-) -> "ParkedRecords | ParkedIdTable":
-    """Return the table in which the configuration's source parks records. If the source marks, it is the outbox's table
-    of parked records. If the source only reads, it is the table of parked ids, for the subscription."""
-    from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords
-    from harvest_lib.source.selection import COLUMNS, columns_of
-
-    mapped = config.columns is not None
-    if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
-        return ParkedRecords(table)
-    columns = COLUMNS if config.columns is None else columns_of(config.columns)
-    return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
-
-
 @contextmanager
 def _open_parked(
     config: Path | None, subscription: str | None
 ) -> "Iterator[tuple[ParkedRecords | ParkedIdTable, psycopg.Connection[Any], HarvestConfig]]":
-    from harvest_lib.outbox.parking import ParkedRecords
-    from harvest_lib.outbox.row_security import check_all_rows
+    from harvest_lib.source.parked import readable_parked_table
 
     with open_outbox(config) as (harvest, table, connection):
-        parked = parked_table(connection, table, harvest, subscription)
-        if isinstance(parked, ParkedRecords):
-            check_all_rows(connection, [parked.table.identifier])
-        yield parked, connection, harvest
+        yield readable_parked_table(connection, table, harvest, subscription), connection, harvest
 
 
 def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> "ParkedSelection":

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harvest_lib.cli.options import ConfigFile, Json, open_outbox
-from harvest_lib.cli.park import parked_table
 from harvest_lib.cli.terminal import counted, json_text, printable
 
 if TYPE_CHECKING:
@@ -115,6 +114,7 @@ class StatusReadings:
 
     def next(self) -> Status:
         from harvest_lib.cli.shards import shard_json
+        from harvest_lib.source.parked import parked_table
         from harvest_lib.subscriptions.backlog import Backlog
         from harvest_lib.subscriptions.shards import trouble_notes
 
