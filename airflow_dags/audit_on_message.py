@@ -10,7 +10,7 @@ import os
 from airflow.providers.apache.kafka.triggers.msg_queue import KafkaMessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher, dag
 
-from harvest_lib.airflow.audit_tasks import audit_and_report
+from harvest_lib.airflow.operators.audit import OutboxAuditOperator
 
 _TOPIC = os.environ.get("HARVEST_TOPIC", "flights")
 
@@ -42,8 +42,8 @@ harvested_messages = Asset(
     doc_md=__doc__,
 )
 def audit_on_message() -> None:
-    """Audit and report."""
-    audit_and_report()
+    """Audit."""
+    OutboxAuditOperator(task_id="audit", topics=[_TOPIC], retries=1)
 
 
 audit_on_message()

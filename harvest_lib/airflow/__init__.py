@@ -2,11 +2,11 @@
 
 provider      description of the package for Airflow: connection types, fields of their forms
 hooks         `HarvestHook` for an outbox, `DagsterHook`
-sensors       `OutboxDrainedSensor`
-operators     `HarvestDrainOperator`, `DagsterJobOperator`
+sensors       `OutboxDrainedSensor`, `AuditPassedSensor`
+operators     `OutboxAppendOperator`, `HarvestDrainOperator`, `OutboxAuditOperator`, `ParkRetryOperator`,
+              `SegmentsOperator`, `ReplayOperator`, `DagsterJobOperator`
 triggers      what runs in the triggerer for them
 dagster       the client of Dagster's webserver, without Airflow
-audit_tasks   the audit by Spark and its report
 messages      functions that Airflow's Kafka provider calls by name
 
 Importing a part registers no DAG. DAGs made from the parts are in the repository's folder `airflow_dags`.

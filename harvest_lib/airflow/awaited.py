@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
@@ -12,24 +13,35 @@ from harvest_lib.subscriptions.backlog import Backlog
 EMPTY, START = "empty", "start"
 
 
-class NotDelivered(HarvestError):
-    """The records were not delivered in the given time: check with `harvest status` who leads, or allow more time."""
+class NotInTime(HarvestError):
+    """What a sensor waits for did not happen in the given time: its next step says what to check."""
 
-    @classmethod
-    def in_time(cls, last: str) -> "NotDelivered":
+
+class Reading(Protocol):
+    """A reading of an outbox. Its text is for the log."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if the outbox is as wanted."""
+
+    def as_xcom(self) -> dict[str, str]:
+        """Return the reading as texts."""
+
+
+class Awaiting(Protocol):
+    """Reads an outbox until it is as a sensor wants it."""
+
+    def read(self, config: HarvestConfig) -> Reading:
+        """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
+
+    def late(self, last: str) -> NotInTime:
         """Return the error for an outbox whose last reading was `last`."""
-        return cls(
-            "the outbox is not delivered in the given time",
-            evidence=last,
-            next_step="check with `harvest status` who leads, and with `harvest park list` which records are parked; "
-            "or raise the sensor's timeout",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A reading of the outbox. `delivered_until` is the time before which every committed record is delivered, None if
-    it is unknown."""
+class DeliveryReading:
+    """A reading of the delivery. `delivered_until` is the time before which every committed record is delivered, None
+    if it is unknown."""
 
     is_done: bool
     waiting: Backlog
@@ -45,7 +57,7 @@ class Reading:
         return f"{self.waiting} wait, the oldest for {self.waiting.age_seconds:.1f} s; all are delivered until: {until}"
 
 
-class Awaited:
+class AwaitedDelivery:
     """Reads an outbox until it is as wanted.
 
     `until` is `empty` for an empty backlog; `start` for the delivery of every record that was committed before the
@@ -53,13 +65,13 @@ class Awaited:
     a zone is in UTC. All times are of Postgres's clock.
     """
 
-    def __init__(self, until: str) -> None:
+    def __init__(self, *, until: str) -> None:
         """Raises ConfigError if `until` is no such text."""
         self._is_empty = until == EMPTY
-        self._until: float | None = None if until in (EMPTY, START) else _seconds(until)
+        self._until: float | None = None if until in (EMPTY, START) else seconds_of(until, "until", f"{START}, {EMPTY}")
         self._watermark = Watermark()
 
-    def read(self, config: HarvestConfig) -> Reading:
+    def read(self, config: HarvestConfig) -> DeliveryReading:
         """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
         with connect(config.data_source.conninfo()) as connection:
             progress = self._watermark.read(connection, config)
@@ -76,18 +88,29 @@ class Awaited:
                 evidence="this role may not read the parked records, which are not delivered",
                 next_step="as the table's owner: GRANT SELECT on the tables of parked records; or wait until=`empty`",
             )
-        return Reading(
+        return DeliveryReading(
             is_done=is_done,
             waiting=progress.waiting,
             delivered_until=None if until is None else datetime.fromtimestamp(until, UTC),
         )
 
+    def late(self, last: str) -> NotInTime:
+        """Return the error for an outbox whose last reading was `last`."""
+        return NotInTime(
+            "the outbox is not delivered in the given time",
+            evidence=last,
+            next_step="check with `harvest status` who leads, and with `harvest park list` which records are parked; "
+            "or raise the sensor's timeout",
+        )
 
-def _seconds(text: str) -> float:
+
+def seconds_of(text: str, field: str, words: str) -> float:
+    """Return the Unix time of a text in ISO format, in UTC if it has no zone. Raises ConfigError, which names the
+    argument `field` and the `words` that it takes too."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{text[:80]!r} is no time", field="until", next_step=f"use {START}, {EMPTY} or a time in ISO format"
+            f"{text[:80]!r} is no time", field=field, next_step=f"use {words} or a time in ISO format"
         ) from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

@@ -16,7 +16,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "outbox-harvester",
         "name": "Outbox harvester",
-        "description": "Delivers a Postgres outbox to Kafka and waits for its delivery; starts Dagster jobs.",
+        "description": "Fills a Postgres outbox, delivers it to Kafka, audits the delivery; starts Dagster jobs.",
         "integrations": [
             {
                 "integration-name": _OUTBOX,
@@ -25,10 +25,13 @@ def get_provider_info() -> dict[str, Any]:
             },
             {"integration-name": _DAGSTER, "external-doc-url": "https://dagster.io", "tags": ["service"]},
         ],
-        "operators": _modules("operators", "outbox", "dagster"),
-        "sensors": _modules("sensors", "outbox"),
-        "triggers": _modules("triggers", "outbox", "dagster"),
-        "hooks": _modules("hooks", "outbox", "dagster"),
+        "operators": [
+            _modules(_OUTBOX, "operators", "append", "audit", "outbox", "parked", "replay", "segments"),
+            _modules(_DAGSTER, "operators", "dagster"),
+        ],
+        "sensors": [_modules(_OUTBOX, "sensors", "outbox")],
+        "triggers": [_modules(_OUTBOX, "triggers", "outbox"), _modules(_DAGSTER, "triggers", "dagster")],
+        "hooks": [_modules(_OUTBOX, "hooks", "outbox"), _modules(_DAGSTER, "hooks", "dagster")],
         "connection-types": [
             {
                 "connection-type": OUTBOX_TYPE,
@@ -61,11 +64,11 @@ def get_provider_info() -> dict[str, Any]:
     }
 
 
-def _modules(kind: str, *names: str) -> list[dict[str, Any]]:
-    titles = {"outbox": _OUTBOX, "dagster": _DAGSTER}
-    return [
-        {"integration-name": titles[name], "python-modules": [f"harvest_lib.airflow.{kind}.{name}"]} for name in names
-    ]
+def _modules(integration: str, kind: str, *names: str) -> dict[str, Any]:
+    return {
+        "integration-name": integration,
+        "python-modules": [f"harvest_lib.airflow.{kind}.{name}" for name in names],
+    }
 
 
 def _text(label: str, description: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import sys
 from contextlib import contextmanager
 from datetime import timedelta
 
-_MARK = "-- here the next run begins --"
+from psycopg.conninfo import conninfo_to_dict
+
+_MARK, _ANSWER = "-- here the next run begins --", "-- here the answer begins --"
 
 
 def run_airflow(environment, runs, *, python=sys.executable, connections=None):
@@ -33,10 +35,18 @@ def run_airflow(environment, runs, *, python=sys.executable, connections=None):
         cwd="/",
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    text, _, answer = done.stdout.rstrip().rpartition("\n")
-    imported, *ends = json.loads(answer)
+    text, _, answer = done.stdout.rpartition(_ANSWER)
+    imported, *ends = json.loads(answer.splitlines()[0])  # a listener may log after it
     _, *logs = text.split(_MARK)
     return imported, [{**end, "log": log} for end, log in zip(ends, logs, strict=True)]
+
+
+def outbox_connection(dsn, **extra):
+    """Return the parts of a connection of type `outbox`."""
+    parts = conninfo_to_dict(dsn)
+    place = {"host": parts["host"], "port": int(parts["port"]), "schema": parts["dbname"]}
+    own = {**place, "login": parts["user"], "password": parts.get("password")}
+    return {"conn_type": "outbox", **own, "extra": {"sslmode": "disable", **extra}}
 
 
 @contextmanager
@@ -82,7 +92,7 @@ def main(runs, connections=None):
         )
         for name in each["variables"]:
             del os.environ[name]
-    say(json.dumps(answers, default=str))
+    say(_ANSWER + json.dumps(answers, default=str))
 
 
 def say(line):

@@ -46,11 +46,12 @@ PARTS = {
     "archive,dagster,spark": ["dagster_harvest.archive", "dagster_harvest.replay"],
     "demo,spark": ["harvest_lib.spark.flights.by_month"],
     "airflow": [
-        "harvest_lib.airflow.operators.dagster",
-        "harvest_lib.airflow.operators.outbox",
+        *(
+            f"harvest_lib.airflow.operators.{name}"
+            for name in ("append", "audit", "dagster", "outbox", "parked", "replay", "segments")
+        ),
         "harvest_lib.airflow.sensors.outbox",
         "harvest_lib.airflow.provider",
-        "harvest_lib.airflow.audit_tasks",
     ],
     "archive": ["harvest_lib.archive"],
     "parquet": ["harvest_lib.pipeline.declaration", "harvest_lib.pipeline.adaptors.file.parquet"],

@@ -104,6 +104,8 @@ EXEMPT = {
     "integration/airflow/test_dags": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/airflow/test_first_dag": _SERVERS,
     "integration/airflow/test_import": "its subject is Airflow, and no harvester runs",
+    "integration/airflow/test_lineage": "its subject is Airflow, and its roles own their databases",
+    "integration/airflow/test_operators": "its subject is Airflow, and its roles own their databases",
     "integration/airflow/test_outbox": "its subject is Airflow, and its roles own their databases",
     "integration/airflow/test_provider": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/outbox/test_checks": "its subject is who writes, and what a mark does to rows that are there",

@@ -6,12 +6,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from harvest_lib.airflow.hooks.outbox import HarvestHook
+from harvest_lib.airflow.lineage import outbox_name, topic_names
+from harvest_lib.airflow.operators.on_outbox import OutboxOperator
 from harvest_lib.airflow.operators.raised import permanent
-from harvest_lib.airflow.provider import OUTBOX_ID
 from harvest_lib.harvester.draining import progress, require_ready
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class HarvestDrainOperator(BaseOperator):
+class HarvestDrainOperator(OutboxOperator):
     """Deliver an outbox to Kafka inside this task, and end when the outbox is empty: a batch job needs no daemon.
 
     The harvester of the task is a member of the pool. If another process leads, the task waits, and ends when that
     process has delivered all records that were there when the task began. A task that is killed loses nothing: the
     next try goes on, and repeats what the delivery permits. Returns the number of records that this task delivered
-    (`records`) and its seconds (`seconds`). Raises HarvestError with all problems that `harvest check` finds, and
+    (`records`), and its seconds (`seconds`). Raises HarvestError with all problems that `harvest check` finds, and
     AirflowFailException if another try would find the same.
     """
 
@@ -36,15 +36,13 @@ class HarvestDrainOperator(BaseOperator):
     def __init__(
         self,
         *,
-        conn_id: str = OUTBOX_ID,
         topics: Sequence[str] = (),
         report: timedelta = timedelta(seconds=30),
         **arguments: Any,
     ) -> None:
-        """Make the task. `conn_id` names an Airflow connection of type `outbox`. `topics` are checked before the start,
-        in addition to the topics of the records that wait. The log shows the progress each `report`."""
+        """Make the task. `topics` are checked before the start, in addition to the topics of the records that wait. The
+        log shows the progress each `report`."""
         super().__init__(**arguments)
-        self.conn_id = conn_id
         self.topics = topics
         self.report = report
         self._harvest: Harvest | None = None
@@ -60,12 +58,15 @@ class HarvestDrainOperator(BaseOperator):
                 harvest.stop()
             for each in require_ready(config, self.topics):
                 self.log.warning("%s (%s): %s", each.cause, each.evidence, each.next_step)
+            counts = harvest.count_topics()
             tune_interpreter()
             with harvest:
                 for text in progress(
                     harvest, partial(connect, config.data_source.conninfo()), self.report.total_seconds()
                 ):
                     self.log.info("%s", text)
+        self._lineage.read.append(outbox_name(config))
+        self._lineage.written += topic_names(config, counts.read())
         seconds = round(time.monotonic() - began, 3)
         self.log.info("delivered %d records in %.1f s", harvest.delivered_records, seconds)
         if self._is_killed:

@@ -20,9 +20,10 @@ def raise_outcome(event: Mapping[str, str], kind: type[HarvestError]) -> NoRetur
 
 
 @contextmanager
-def permanent() -> Iterator[None]:
-    """Raise AirflowFailException for an error of the `with` block that no retry changes."""
+def permanent(*further: type[HarvestError]) -> Iterator[None]:
+    """Raise AirflowFailException for an error of the `with` block that no retry changes. `further` are types of such
+    errors, in addition to those of `outcomes`."""
     try:
         yield
-    except PERMANENT as error:
+    except PERMANENT + further as error:
         raise AirflowFailException(str(error)) from error

@@ -6,7 +6,7 @@ import pytest
 from support.outbox import harvest_config
 from support.subscribed import Subscribed
 
-from harvest_lib.airflow.awaited import Awaited
+from harvest_lib.airflow.awaited import AwaitedDelivery
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.harvest import Harvest
 
@@ -27,7 +27,7 @@ def config(shop):
 
 def test_records_that_come_later_do_not_prolong_the_wait(shop, config):
     shop.write("first")
-    from_start, empty = Awaited("start"), Awaited("empty")
+    from_start, empty = AwaitedDelivery(until="start"), AwaitedDelivery(until="empty")
     assert [each.read(config).is_done for each in (from_start, empty)] == [False, False]
     shop.write("second")  # so that the first reading's records are not the last
     Harvest(config).drain(60)
@@ -40,8 +40,8 @@ def test_records_that_come_later_do_not_prolong_the_wait(shop, config):
 def test_a_time_is_waited_for_by_the_clock_of_postgres(shop, config):
     Harvest(config).drain(60)
     now = datetime.now(UTC)
-    assert Awaited((now - timedelta(hours=1)).isoformat()).read(config).is_done
-    assert not Awaited((now + timedelta(hours=1)).replace(tzinfo=None).isoformat()).read(config).is_done
+    assert AwaitedDelivery(until=(now - timedelta(hours=1)).isoformat()).read(config).is_done
+    assert not AwaitedDelivery(until=(now + timedelta(hours=1)).replace(tzinfo=None).isoformat()).read(config).is_done
 
 
 def test_a_parked_record_is_not_delivered(shop, config):
@@ -52,14 +52,14 @@ def test_a_parked_record_is_not_delivered(shop, config):
         (shop.topic,),
     )
     Harvest(config).drain(60)
-    found = Awaited("start").read(config)
+    found = AwaitedDelivery(until="start").read(config)
     assert (found.is_done, found.waiting.records) == (False, 0)
-    assert Awaited("empty").read(config).is_done
+    assert AwaitedDelivery(until="empty").read(config).is_done
 
 
 def test_where_the_parked_records_may_not_be_read_a_time_is_refused(shop, config, monkeypatch):
     monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
     Harvest(config).drain(60)
     with pytest.raises(DatabaseAccessDenied, match="may not read the parked records"):
-        Awaited("start").read(config)
-    assert Awaited("empty").read(config).is_done
+        AwaitedDelivery(until="start").read(config)
+    assert AwaitedDelivery(until="empty").read(config).is_done

@@ -1,11 +1,15 @@
 """The DAGs for real: imported by Airflow, and run by `dag.test()` with Postgres, Kafka, and a server that is asked as
 Dagster is. They run in one process, which takes its time to begin; the tests look at what came of it."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import uuid
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +19,11 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
 from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
+from support.outbox import read_topic
+from support.spark import jars_named, java_named
 from support.waiting import eventually
 
+from harvest_lib.outbox import NativeTable, OutboxTable
 from infra.platform.airflow import Airflow, kafka_connections
 from infra.platform.databases import own_database
 
@@ -24,68 +31,62 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 DAGS = {
+    "harvest_after_audit",
     "harvest_audit_on_message",
+    "harvest_drain_after_batch",
     "harvest_flights_day",
+    "harvest_hourly_maintenance",
     "harvest_nightly_audit",
+    "harvest_replay",
     "harvest_run_dagster_job",
     "harvest_topic_smoke_test",
 }
 CONFIG = {"ops": {"load": {"config": {"month": 3}}}}
-NUMBERS = """
-    audit_id text, at timestamptz, records bigint, committed bigint, lost bigint, duplicates_adjacent bigint,
-    duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
-    other_contents bigint DEFAULT 0, keys bigint, keys_with_gaps bigint,
-    foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
-    delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
-    backlog_age_seconds double precision
-"""
-# Stands for `harvest_lib.spark.audit`: it leaves the summary that its variables say, and exits as that does.
-AUDIT = """
-import os, sys, psycopg
-_, option, audit_id, *allowed = sys.argv
-assert option == "--audit-id"
-assert allowed == (["--allow-empty"] if os.environ.get("HARVEST_AUDIT_ALLOW_EMPTY") else [])
-with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
-    connection.execute("CREATE SCHEMA IF NOT EXISTS harvest_audit")
-    connection.execute('''CREATE TABLE IF NOT EXISTS harvest_audit.summary (NUMBERS)''')
-    if "LOST" in os.environ:
-        connection.execute(
-            "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, duplicates_adjacent,"
-            " duplicates_separated, reordered, unknown, delay_p99_ms)"
-            " VALUES (%s, clock_timestamp(), 8, %s, %s, 0, 0, 0, 0, 12.5)",
-            [audit_id, os.environ.get("COMMITTED", "10"), os.environ["LOST"]],
-        )
-sys.exit(13 if os.environ.get("LOST", "0") != "0" else 0)
-"""
+
+
+@contextmanager
+def webhook(posted):
+    """Serve a webhook; yield its address. What is posted is added to the list."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
 def ran(stack, admin, tmp_path_factory):
     """Yield the results of importing the DAGs and of running each, well and badly; and the servers they ran against."""
     home = tmp_path_factory.mktemp("airflow")
-    (home / "stubs").mkdir()
-    (home / "stubs" / "audit.py").write_text(AUDIT.replace("NUMBERS", NUMBERS))
-    (home / "sitecustomize.py").write_text(
-        f"import harvest_lib.spark\nharvest_lib.spark.__path__.insert(0, {str(home / 'stubs')!r})\n"
-    )
-    names = [f"airflow_{uuid.uuid4().hex[:8]}", f"audited_{uuid.uuid4().hex[:8]}"]
-    metadata, audited = (own_database(stack.dsn, name, password_file=home / name) for name in names)
+    names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in ("airflow", "shop", "empty")]
+    metadata, shop, empty = (own_database(stack.dsn, name, password_file=home / name) for name in names)
     topic = f"smoke_{names[0]}"
-    admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
+    for each in admin.create_topics([NewTopic(name, 1) for name in (topic, names[1], f"{names[1]}.v2")]).values():
+        each.result(60)
+    with psycopg.connect(shop) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
     producer.produce(topic, "not ours")
     producer.flush()
     made = Airflow(home)
     made.prepare()
-    # The stub is found before the module: a real audit would start Spark.
-    reported = {**os.environ, **kafka_connections(stack.bootstrap_servers), "HARVEST_DSN": audited}
-    variables = made.environment(metadata, {**reported, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])})
+    places = {"HARVEST_DSN": shop, "HARVEST_BOOTSTRAP_SERVERS": stack.bootstrap_servers, "HARVEST_TOPIC": names[1]}
+    with jars_named(), java_named():
+        known = {**os.environ, **kafka_connections(stack.bootstrap_servers), **places, "PYTHONPATH": str(ROOT)}
+    variables = made.environment(metadata, {**known, "HARVEST_LEADER_GROUP_ID": names[1]})
     made.migrate(variables)
 
     def asked(dag_id, conf=None, **changes):
         return {"dag_id": f"harvest_{dag_id}", "conf": conf or {}, "variables": changes}
 
-    with dagster_stub() as well, dagster_stub() as badly, dagster_stub() as idle:
+    posted = []
+    with dagster_stub() as well, dagster_stub() as badly, dagster_stub() as idle, webhook(posted) as url:
         well.next_status = idle.next_status = "SUCCESS"
         idle.steps = []
         badly.next_status, badly.failure = "FAILURE", "column delay is of type text"
@@ -100,12 +101,13 @@ def ran(stack, admin, tmp_path_factory):
             "unknown": asked("run_dagster_job", {"job": "no_such_job"}, DAGSTER_URL=secret),
             "idle": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=idle.url),
             "smoke": asked("topic_smoke_test", {"topic": topic}),
-            "audit": asked("nightly_audit", LOST="0"),
-            "on_message": asked("audit_on_message", LOST="0"),
-            "lost": asked("nightly_audit", LOST="2"),
-            "no_summary": asked("nightly_audit"),
-            "empty": asked("nightly_audit", LOST="0", COMMITTED="0"),
-            "allowed": asked("nightly_audit", LOST="0", COMMITTED="0", HARVEST_AUDIT_ALLOW_EMPTY="1"),
+            "nothing": asked("nightly_audit"),
+            "batch": asked("drain_after_batch"),
+            "audit": asked("nightly_audit"),
+            "on_message": asked("audit_on_message"),
+            "replay": asked("replay", {"subscription": "v2", "from": names[1], "to": f"{names[1]}.v2"}),
+            "maintenance": asked("hourly_maintenance", ALERT_URL=url),
+            "unmaintained": asked("hourly_maintenance", ALERT_URL=url, HARVEST_DSN=empty),
         }
         imported, ends = run_airflow(variables, list(runs.values()))
         yield SimpleNamespace(
@@ -115,7 +117,9 @@ def ran(stack, admin, tmp_path_factory):
             topic=topic,
             well=well,
             badly=badly,
-            nothing=idle,
+            idle_dagster=idle,
+            posted=posted,
+            shop=names[1],
             **dict(zip(runs, ends, strict=True)),
         )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
@@ -143,7 +147,7 @@ def test_a_dagster_job_is_started_and_waited_for(ran):
 
 def test_a_failed_dagster_run_is_told_in_the_tasks_log_and_each_try_starts_one(ran):
     assert ran.failing["state"] == "failed"
-    assert "flights: column delay is of type text" in ran.failing["log"]
+    assert "flights: column delay is of type text" in ran.failing["log"], ran.failing["log"][-6000:]
     assert f"check {ran.badly.url}/runs/run-3" in ran.failing["log"]
     tags = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in ran.badly.runs.values()]
     assert [each["airflow/try"] for each in tags] == ["1", "2", "3"]
@@ -166,35 +170,39 @@ def test_a_topic_is_written_to_read_from_and_waited_on(ran, bootstrap_servers, g
     consumer.close()
 
 
-@pytest.mark.parametrize("run", ["audit", "on_message"])
-def test_an_audit_that_finds_nothing_wrong_is_reported(run, ran):
-    end = getattr(ran, run)
-    assert end["tasks"] == {"audit": "success", "report": "success"}, end["log"]
-    assert end["returned"]["report"]["committed"] == 10
-    assert "delay_p99_ms" in end["log"]
+def test_a_batch_is_committed_delivered_and_audited(ran, bootstrap_servers):
+    assert ran.batch["state"] == "success", ran.batch["log"][-4000:]
+    assert ran.batch["returned"]["deliver"]["records"] == 1
+    for run in (ran.audit, ran.on_message):
+        assert run["tasks"] == {"audit": "success"}, run["log"][-4000:]
+        assert run["returned"]["audit"]["committed"] == 1
+    (record,) = read_topic(bootstrap_servers, ran.shop, isolation="read_committed")
+    assert json.loads(record.value) == {"run": ran.batch["run_id"]}
 
 
-def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(ran):
-    assert ran.lost["tasks"] == {"audit": "success", "report": "failed"}
-    assert "the audit found 2 lost" in ran.lost["log"]
-    assert f"harvest_audit.lost WHERE audit_id = 'harvest_nightly_audit/{ran.lost['run_id']}'" in ran.lost["log"]
+def test_an_audit_that_compared_nothing_is_not_taken_for_a_good_one(ran):
+    assert ran.nothing["tasks"] == {"audit": "failed"}
+    assert "the audit found no committed record" in ran.nothing["log"]
 
 
-def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(ran):
-    assert ran.no_summary["tasks"] == {"audit": "success", "report": "failed"}  # yesterday's summary is there
-    assert "the audit left no summary" in ran.no_summary["log"]
+def test_the_parameters_name_what_is_replayed(ran, bootstrap_servers):
+    assert ran.replay["tasks"] == {"replay": "success"}, ran.replay["log"][-4000:]
+    assert ran.replay["returned"]["replay"]["records"] == 1
+    assert len(read_topic(bootstrap_servers, f"{ran.shop}.v2", isolation="read_committed")) == 1
 
 
-def test_an_audit_that_compared_nothing_is_not_taken_for_a_good_one_unless_that_is_allowed(ran):
-    assert ran.empty["tasks"] == {"audit": "success", "report": "failed"}
-    assert "no committed record" in ran.empty["log"]
-    assert ran.allowed["tasks"] == {"audit": "success", "report": "success"}, ran.allowed["log"]
+def test_an_alert_is_posted_if_a_task_fails(ran):
+    assert ran.maintenance["tasks"] == {"segments": "success"}, ran.maintenance["log"][-4000:]
+    assert ran.unmaintained["tasks"] == {"segments": "failed"}
+    (alert,) = ran.posted
+    assert alert["text"].startswith("harvest_hourly_maintenance/segments failed: ")
+    assert "next step: " in alert["text"]
 
 
 def test_a_dagster_run_without_a_step_fails_the_task_and_is_not_started_again(ran):
     assert ran.idle["tasks"] == {"dagster_job": "failed"}
-    assert "succeeded and ran no step" in ran.idle["log"]
-    assert ran.nothing.launched() == 1
+    assert "succeeded and ran no step" in ran.idle["log"], ran.idle["log"][-6000:]
+    assert ran.idle_dagster.launched() == 1
 
 
 def test_a_dag_that_is_tried_out_ends_on_sigterm_while_dagster_does_not_answer(ran, tmp_path):

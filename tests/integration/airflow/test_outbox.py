@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
-from support.airflow_process import airflow_started, run_airflow
+from support.airflow_process import airflow_started, outbox_connection, run_airflow
 from support.dagster_stub import dagster_stub
 from support.outbox import read_topic
 from support.waiting import eventually
@@ -136,7 +136,7 @@ def ran(stack, admin, tmp_path_factory):
     made.migrate(variables)
     kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": stack.bootstrap_servers, "group.id": "airflow"}}
     shop, waiting, later, page, ended, killed, lost, empty = (
-        outbox(dsn, kafka_conn_id="brokers", leader_group_id=name)
+        outbox_connection(dsn, kafka_conn_id="brokers", leader_group_id=name)
         for dsn, name in zip(databases, names[1:], strict=True)
     )
     with dagster_stub() as stub:
@@ -187,13 +187,6 @@ def ran(stack, admin, tmp_path_factory):
         variables=variables,
         **dict(zip([*asked, "ended_again"], ends, strict=True)),
     )
-
-
-def outbox(dsn, **extra):
-    parts = psycopg.conninfo.conninfo_to_dict(dsn)
-    place = {"host": parts["host"], "port": int(parts["port"]), "schema": parts["dbname"]}
-    own = {**place, "login": parts["user"], "password": parts.get("password")}
-    return {"conn_type": "outbox", **own, "extra": {"sslmode": "disable", **extra}}
 
 
 def test_a_task_delivers_the_outbox_and_sensors_find_it_delivered(ran, bootstrap_servers):

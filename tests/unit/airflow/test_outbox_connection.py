@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from harvest_lib.airflow.awaited import Awaited
+from harvest_lib.airflow.awaited import AwaitedDelivery
 from harvest_lib.airflow.outbox_connection import EXTRA, config_of
 from harvest_lib.airflow.provider import get_provider_info
 from harvest_lib.errors import ConfigError
@@ -96,4 +96,4 @@ def test_a_member_of_a_pool_has_to_name_it(monkeypatch):
 
 def test_a_time_that_is_none_is_refused_before_anything_is_read():
     with pytest.raises(ConfigError, match="'tomorrow' is no time"):
-        Awaited("tomorrow")
+        AwaitedDelivery(until="tomorrow")

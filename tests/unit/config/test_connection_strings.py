@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from dagster_harvest.resources import HarvesterResource
 from harvest_lib import HarvestConfig
 from harvest_lib import cli as harvest_cli
-from harvest_lib.airflow import audit_tasks
 from harvest_lib.audit import read_query
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.conninfo import has_secret, parameters_of, shown
@@ -191,7 +190,6 @@ ENTRIES = {
     "ReadOptions": of_reader,
     "resource": of_resource,
     "resource's connection": lambda dsn: HarvesterResource(dsn=dsn).connect(),
-    "Airflow's summary": lambda dsn: audit_tasks._summary("a"),
     "local stack": _check_postgres,
     "outbox_sink": of_job(outbox_sink.main, "x.parquet", "--topic", "t", "--key", "k", "--batch-id", "b"),
     "by_month": of_job(by_month.main, "--months", "1"),

@@ -1,0 +1,124 @@
+"""The verdict on an audit, for operators and sensors, and the condition of a sensor that waits for an audit."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from harvest_lib.airflow.awaited import START, NotInTime, seconds_of
+from harvest_lib.audit.last_audits import last_audits, rows_query
+from harvest_lib.audit.summary import AuditSummary
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import HarvestError
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.translation import translated
+
+_MEANINGS = {
+    "lost": ("committed, and not in Kafka", "lost"),
+    "duplicates_adjacent": ("sent twice in a row by one term", "duplicates"),
+    "duplicates_separated": ("sent twice by one term, with other records of their key between", "duplicates"),
+    "reordered": ("in Kafka in another order than their key's records were committed", "reorderings"),
+    "unknown": ("in Kafka, and never committed", "unknown"),
+    "other_contents": ("in Kafka with another value than committed", "unknown"),
+    "keys_with_gaps": ("keys that are not complete and in order", ""),
+}
+"""Names of the counts that have to be zero. Each is mapped to the meaning of its number, and to the table that lists
+the records; keys have no table."""
+
+
+class AuditFailed(HarvestError):
+    """The audit found records that were lost, reordered, repeated or never committed: its tables list the records."""
+
+
+def require_passed(summary: AuditSummary, *, allow_empty: bool) -> None:
+    """Raise AuditFailed with all numbers that are wrong. Raise NothingChecked for an audit without a committed record,
+    unless `allow_empty`."""
+    if wrong := {name: getattr(summary, name) for name in summary.anomalies}:
+        tables = dict.fromkeys(filter(None, (_MEANINGS[name][1] for name in wrong)))
+        raise AuditFailed(
+            f"the audit found {', '.join(f'{count:,} {name}' for name, count in wrong.items())}",
+            evidence=f"{'; '.join(f'{name}: {_MEANINGS[name][0]}' for name in wrong)}; of {summary.committed:,} "
+            f"committed, with {summary.records:,} in Kafka",
+            next_step="; ".join(rows_query([summary.audit_id], table) for table in tables),
+        )
+    if summary.is_empty and not allow_empty:
+        raise summary.nothing_checked("set allow_empty=True")
+
+
+def numbers_of(summary: AuditSummary) -> dict[str, Any]:
+    """Return the numbers for XCom and for asset events: a mapping that JSON can hold, the time in ISO format."""
+    return {**asdict(summary), "at": summary.at.isoformat()}
+
+
+def page_of(summary: AuditSummary) -> str:
+    """Return the numbers as lines for a log."""
+    numbers = asdict(summary)
+    width = max(map(len, numbers))
+    return "\n".join(f"  {name:<{width}}  {_shown(value)}" for name, value in numbers.items())
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReading:
+    """A reading of the last audit. `summary` is None if there is none."""
+
+    is_done: bool
+    summary: AuditSummary | None
+
+    def as_xcom(self) -> dict[str, str]:
+        """Return the audit's numbers as texts."""
+        return {} if self.summary is None else {name: str(value) for name, value in numbers_of(self.summary).items()}
+
+    def __str__(self) -> str:
+        if self.summary is None:
+            return "there is no audit of these topics"
+        return f"the last audit is {self.summary.audit_id}, of {self.summary.at.isoformat(' ', 'seconds')}"
+
+
+class AwaitedAudit:
+    """Reads the last audit of an outbox until it is later than a time.
+
+    `since` is `start`, for an audit that read the committed records after the first reading; or a time in ISO format.
+    A time without a zone is in UTC. All times are of Postgres's clock.
+    """
+
+    def __init__(self, *, topics: Sequence[str], since: str, prefix: str = "", allow_empty: bool = False) -> None:
+        """`prefix` is the beginning of the ids of the audits that count. Raises ConfigError if `since` is no time."""
+        self._topics, self._prefix, self._allow_empty = topics, prefix, allow_empty
+        self._since: float | None = None if since == START else seconds_of(since, "since", START)
+        self.since = since
+        """The time in ISO format; `start` before the first reading."""
+
+    def read(self, config: HarvestConfig) -> AuditReading:
+        """Read the last audit. Raises AuditFailed or NothingChecked if the audit did not pass, or a HarvestError;
+        DatabaseUnavailable may be temporary."""
+        table = OutboxTable.parse(config.outbox_table)
+        with connect(config.data_source.conninfo()) as connection:
+            if self._since is None:
+                self._since = _now(connection)
+                self.since = datetime.fromtimestamp(self._since, UTC).isoformat()
+            found = last_audits(connection, table, self._topics, prefix=self._prefix)
+        last = found[0] if found else None
+        is_done = last is not None and last.at.timestamp() >= self._since
+        if is_done and last is not None:
+            require_passed(last, allow_empty=self._allow_empty)
+        return AuditReading(is_done=is_done, summary=last)
+
+    def late(self, last: str) -> NotInTime:
+        """Return the error for an outbox whose last reading was `last`."""
+        return NotInTime(
+            f"no audit of {', '.join(self._topics)} has passed in the given time",
+            evidence=f"{last}; one since {self.since} is awaited",
+            next_step="check the DAG or job that audits, and that its audit_id and topics are those that this sensor "
+            "names; or raise the sensor's timeout",
+        )
+
+
+def _now(connection: Any) -> float:
+    with translated():
+        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    return float(row[0])

@@ -1,0 +1,49 @@
+"""The operator that sends parked records again."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from harvest_lib.airflow.operators.on_outbox import OutboxOperator
+from harvest_lib.outbox.parking import ParkedSelection
+from harvest_lib.source.parked import readable_parked_table
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ParkRetryOperator(OutboxOperator):
+    """Send parked records again, and the records held behind them, after their cause was removed.
+
+    Records of a key keep their order, as with `harvest park retry`. A task that is repeated finds nothing parked, and
+    succeeds. Returns the numbers `parked` (records that will be sent again), `held` (records behind them) and `waiting`
+    (records that wait behind an earlier record that stays parked), and `behind`, the ids of those. Raises
+    AirflowFailException for what another try would find again, else HarvestError.
+    """
+
+    template_fields: Sequence[str] = ("conn_id", "topic", "key", "ids")
+
+    def __init__(
+        self, *, topic: str | None = None, key: str | None = None, ids: Sequence[int] | None = None, **arguments: Any
+    ) -> None:
+        """Make the task. Without `topic`, `key` and `ids`, all parked records are meant; else those that meet each of
+        them. All `ids` have to be parked."""
+        super().__init__(**arguments)
+        self.topic = topic
+        self.key = key
+        self.ids = ids
+
+    def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 - Airflow's
+        """Put the records back, and return the numbers."""
+        ids = None if self.ids is None else [int(each) for each in self.ids]
+        selection = ParkedSelection(ids=ids, topic=self.topic or None, key=self.key or None)
+        with self._open() as (config, table, connection):
+            parked = readable_parked_table(connection, table, config)
+            done = parked.retry(connection, selection, keep_order=config.parking != "skip")
+        self.log.info(
+            "%d parked records will be sent again, and %d held behind them; %d wait behind a record that stays parked",
+            done.parked,
+            done.held,
+            done.waiting,
+        )
+        return {**asdict(done), "behind": list(done.behind)}
