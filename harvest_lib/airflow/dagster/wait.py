@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvest_lib.airflow import outcomes
-from harvest_lib.airflow.dagster.client import DagsterClient, DagsterUnreachable, JobMissing, Run
+from harvest_lib.airflow.dagster.answers import Run
+from harvest_lib.airflow.dagster.client import DagsterClient, JobMissing
 from harvest_lib.airflow.dagster.endpoint import DagsterError, DagsterRefused
+from harvest_lib.airflow.dagster.graphql import DagsterUnreachable
 from harvest_lib.errors import HarvestError
 
 TASK_TAG = "airflow/task"

@@ -14,8 +14,9 @@ import pytest
 import trustme
 from support.dagster_stub import dagster_stub
 
-from harvest_lib.airflow.dagster.client import DagsterClient, DagsterUnreachable
+from harvest_lib.airflow.dagster.client import DagsterClient
 from harvest_lib.airflow.dagster.endpoint import DagsterRefused, from_connection, from_url
+from harvest_lib.airflow.dagster.graphql import DagsterUnreachable
 from harvest_lib.airflow.provider import get_provider_info
 
 pytestmark = pytest.mark.quick
