@@ -15,12 +15,16 @@ class DagsterStub:
     def __init__(self):
         self.jobs = {"place": ["flights_job"]}
         self.broken = {}  # code location: its error
+        self.partitions = {}  # of the jobs that have some
         self.runs = {}
         self.asked = []
+        self.sent = 0  # bytes of the answers
         self.polled = False  # true once a run was asked for by its id
         self.next_status = "STARTED"
         self.failure = ""
         self.steps = ["SUCCESS"]
+        self.materialized = []  # keys of assets, each with slashes, of each page of events
+        self.terminate_answer = {}  # instead of success
         self.checks = []  # of each page of events: name, and whether it passed; None if it was not evaluated
         self.password = ""
         self.header = ()  # name and value that every request has to carry
@@ -43,7 +47,7 @@ class DagsterStub:
         return self.asked.count("HarvestLaunch")
 
     def answer(self, name, variables):
-        return getattr(self, name.replace("Harvest", "_").lower())(variables)
+        return getattr(self, f"_{name.removeprefix('Harvest').lower()}")(variables)
 
     def _jobs(self, _):
         good = {
@@ -74,9 +78,13 @@ class DagsterStub:
         return {"launchRun": {"__typename": "LaunchRunSuccess", "run": run}}
 
     def _work(self, variables):
-        pages = self.checks or [[]]
+        pages = self.checks or [[] for _ in self.materialized] or [[]]
         number = int(variables["after"] or 0)
         events = [{"__typename": "MessageEvent"}]
+        events += [
+            {"__typename": "MaterializationEvent", "materialized": {"path": key.split("/")}}
+            for key in (self.materialized[number] if self.materialized else ())
+        ]
         if self.failure:
             error = {"message": "outer", "causes": [{"message": self.failure}]}
             events.append({"__typename": "ExecutionStepFailureEvent", "stepKey": "flights", "error": error})
@@ -93,8 +101,25 @@ class DagsterStub:
         return {"version": "1.13.0"}
 
     def _terminate(self, variables):
+        if self.terminate_answer:
+            return {"terminateRun": self.terminate_answer}
         self.runs[variables["runId"]]["status"] = "CANCELED"
-        return {"terminateRun": {"__typename": "TerminateRunSuccess"}}
+        return {"terminateRun": {"__typename": "TerminateRunSuccess", "run": {"status": "CANCELING"}}}
+
+    def _partitionsets(self, variables):
+        found = [{"name": f"{variables['job']}_partition_set"}] if variables["job"] in self.partitions else []
+        return {"partitionSetsOrError": {"__typename": "PartitionSets", "results": found}}
+
+    def _partitionkeys(self, variables):
+        keys, limit = self.partitions[variables["selector"]["pipelineName"]], variables["limit"]
+        if variables.get("reverse"):
+            keys = keys[-limit:]
+        elif variables.get("after") in keys:
+            keys = keys[keys.index(variables["after"]) + 1 :][:limit]
+        else:
+            raise StopIteration
+        found = {"__typename": "Pipeline", "partitionKeysOrError": {"partitionKeys": keys}}
+        return {"pipelineOrError": found}
 
 
 @contextmanager
@@ -113,14 +138,19 @@ def dagster_stub(certificate=None):
                 status = 401
             if stub.header and self.headers.get(stub.header[0]) != stub.header[1]:
                 status = 401
-            content = (
-                {"data": stub.answer(name, body["variables"])} if status == 200 else {"errors": [{"message": "no"}]}
-            )
+            content = {"errors": [{"message": "no"}]}
+            try:
+                content = {"data": stub.answer(name, body["variables"])} if status == 200 else content
+            except StopIteration:  # as Dagster's webserver writes an exception of its own
+                info = {"__class__": "SerializableErrorInfo", "message": "StopIteration\n", "stack": []}
+                hidden = {"message": "An unknown error occurred.", "extensions": {"errorInfo": info}}
+                status, content = 500, {"data": None, "errors": [hidden]}
             if name == "HarvestLaunch" and stub.drop_launch_answers:
                 stub.drop_launch_answers -= 1
                 self.connection.close()
                 return
             answer = json.dumps(content).encode()
+            stub.sent += len(answer)
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

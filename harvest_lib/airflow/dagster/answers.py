@@ -8,6 +8,8 @@ from harvest_lib.airflow.dagster.endpoint import DagsterRefused
 from harvest_lib.airflow.dagster.graphql import short
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
+WAITING = frozenset({"NOT_STARTED", "MANAGED", "QUEUED", "STARTING"})
+"""Statuses of a run that no process executes yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +39,24 @@ class Run:
         """True if the run ended without success."""
         return self.finished and self.status != "SUCCESS"
 
+    @property
+    def canceled(self) -> bool:
+        """True if the run ended because somebody asked for it."""
+        return self.status == "CANCELED"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The work of a run. `steps` is the number of steps that succeeded. `planned`, `passed` and `failed` are checks,
-    each named `asset:check`. `failures` describes all failures in a single line."""
+    each named `asset:check`. `failures` describes all failures in a single line. `assets` are the keys of the assets
+    that the run materialized, in order, with a slash between the parts of a key."""
 
     steps: int
     planned: frozenset[str]
     passed: frozenset[str]
     failed: frozenset[str]
     failures: str
+    assets: Sequence[str]
 
     @property
     def not_evaluated(self) -> Sequence[str]:

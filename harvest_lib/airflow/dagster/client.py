@@ -8,13 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from harvest_lib.airflow.dagster import queries
-from harvest_lib.airflow.dagster.answers import Job, Run, Work, check_of, expect, root_of, run_of
+from harvest_lib.airflow.dagster.answers import (
+    FINISHED,
+    WAITING,
+    Job,
+    Run,
+    Work,
+    check_of,
+    expect,
+    root_of,
+    run_of,
+)
 from harvest_lib.airflow.dagster.endpoint import DagsterError
 from harvest_lib.airflow.dagster.graphql import DagsterUnreachable, GraphQL, short
 
 
 class JobMissing(DagsterError):
     """No code location has the job, or several have it: write job and location as in Dagster's UI."""
+
+
+class DagsterRunNotEnded(DagsterError):
+    """Dagster declines to end a run, which goes on: end it on its page in Dagster."""
 
 
 class DagsterClient(GraphQL):
@@ -95,7 +109,7 @@ class DagsterClient(GraphQL):
 
     async def work(self, run_id: str) -> Work:
         """Return the work of a run, with the root cause of each failure."""
-        planned, passed, failed = set[str](), set[str](), set[str]()
+        planned, passed, failed, assets = set[str](), set[str](), set[str](), set[str]()
         errors: list[str] = []
         after: str | None = None
         while True:
@@ -106,6 +120,8 @@ class DagsterClient(GraphQL):
                     planned.add(check_of(event))
                 elif event["__typename"] == "AssetCheckEvaluationEvent":
                     (passed if event["evaluation"]["success"] else failed).add(check_of(event["evaluation"]))
+                elif event.get("materialized"):
+                    assets.add("/".join(event["materialized"]["path"]))
                 elif event.get("error"):
                     errors.append(f"{event.get('stepKey') or 'run'}: {root_of(event['error'])}")
             after = page["cursor"]
@@ -118,11 +134,54 @@ class DagsterClient(GraphQL):
             passed=frozenset(passed),
             failed=frozenset(failed),
             failures=short("; ".join(errors) or (f"failed steps: {failed_steps}" if failed_steps else "")),
+            assets=sorted(assets),
         )
 
     async def terminate(self, run_id: str) -> None:
-        """Ask Dagster to end a run. A run that has ended does not change."""
-        await self.ask(queries.TERMINATE, {"runId": run_id})
+        """Ask Dagster to end a run. A run that has ended does not change. Raises DagsterRunNotEnded if it goes on."""
+        answer = (await self.ask(queries.TERMINATE, {"runId": run_id}))["terminateRun"]
+        status = answer.get("run", {}).get("status", "")
+        if answer["__typename"] == "TerminateRunSuccess" or status in FINISHED:
+            return
+        by_force = " with `Force termination immediately`, since no process executes it" if status in WAITING else ""
+        raise DagsterRunNotEnded(
+            f"Dagster does not end the run {run_id}" + (f", which is {status}" if status else ""),
+            evidence=short(f"{answer['__typename']}: {answer.get('message', '')}"),
+            next_step=f"terminate it at {self.run_url(run_id)}{by_force}",
+        )
+
+    async def is_partitioned(self, job: Job) -> bool:
+        """Return whether the job has partitions."""
+        repository = {"repositoryName": job.repository, "repositoryLocationName": job.location}
+        answer = await self.ask(queries.PARTITION_SETS, {"repository": repository, "job": job.name})
+        return bool(expect(answer, "partitionSetsOrError", "PartitionSets")["results"])
+
+    async def has_partition(self, job: Job, key: str) -> bool:
+        """Return whether the job has a partition of this key.
+
+        A job may have a million partitions, and Dagster has no question for one. So the question is for the partition
+        after it: of an unknown key Dagster's webserver fails to find the place, with StopIteration.
+        """
+        try:
+            await self._partition_keys(job, limit=1, after=key)
+        except DagsterUnreachable as error:
+            if "StopIteration" in error.evidence:
+                return False
+            raise
+        return True
+
+    async def newest_partitions(self, job: Job, limit: int) -> list[str]:
+        """Return the last partitions of a job, in its order."""
+        return await self._partition_keys(job, limit=limit, reverse=True)
+
+    async def _partition_keys(self, job: Job, **page: Any) -> list[str]:
+        selector = {
+            "pipelineName": job.name,
+            "repositoryName": job.repository,
+            "repositoryLocationName": job.location,
+        }
+        answer = await self.ask(queries.PARTITION_KEYS, {"selector": selector, **page})
+        return list(expect(answer, "pipelineOrError", "Pipeline")["partitionKeysOrError"]["partitionKeys"])
 
     async def _runs(self, filters: Mapping[str, Any]) -> list[Run]:
         answer = expect(await self.ask(queries.RUNS, {"filter": filters}), "runsOrError", "Runs")

@@ -57,15 +57,14 @@ class GraphQL:
         if response.status_code in _TRANSIENT:
             raise DagsterUnreachable(
                 "Dagster cannot answer",
-                evidence=f"{self.url}: HTTP {response.status_code}: {short(response.text)}",
+                evidence=f"{self.url}: HTTP {response.status_code}: {short(_said(response))}",
                 next_step="read the log of dagster-webserver",
             )
         answer = _json(response)
         if not response.is_success or "data" not in answer or answer.get("errors"):
-            said = "; ".join(error["message"] for error in answer.get("errors") or ()) or response.text
             raise DagsterRefused(
                 "Dagster refuses the request",
-                evidence=f"{self.url}: HTTP {response.status_code}: {short(said)}",
+                evidence=f"{self.url}: HTTP {response.status_code}: {short(_said(response))}",
                 next_step=_after_refusal(response, source),
             )
         return answer["data"]
@@ -106,6 +105,13 @@ def _after_refusal(response: httpx.Response, source: str) -> str:
     if response.is_redirect:
         return f"the address in {source} leads to another: check its scheme, host and path"
     return f"check scheme, port and path in {source}, and that a dagster-webserver of version 1.13 is there"
+
+
+def _said(response: httpx.Response) -> str:
+    """Return the messages of an answer; of an exception in Dagster, which GraphQL hides, its own."""
+    errors = _json(response).get("errors") or ()
+    found = ((error.get("extensions") or {}).get("errorInfo") or error for error in errors)
+    return "; ".join(str(error["message"]) for error in found) or response.text
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -33,6 +33,26 @@ query HarvestRuns($filter: RunsFilter!) {{
 }}
 """
 
+PARTITION_SETS = """
+query HarvestPartitionSets($repository: RepositorySelector!, $job: String!) {
+  partitionSetsOrError(repositorySelector: $repository, pipelineName: $job) {
+    __typename
+    ... on PartitionSets { results { name } }
+    ... on Error { message }
+  }
+}
+"""
+
+PARTITION_KEYS = """
+query HarvestPartitionKeys($selector: PipelineSelector!, $limit: Int!, $after: String, $reverse: Boolean) {
+  pipelineOrError(params: $selector) {
+    __typename
+    ... on Pipeline { partitionKeysOrError(limit: $limit, cursor: $after, reverse: $reverse) { partitionKeys } }
+    ... on Error { message }
+  }
+}
+"""
+
 LAUNCH = f"""
 mutation HarvestLaunch($executionParams: ExecutionParams!) {{
   launchRun(executionParams: $executionParams) {{
@@ -57,6 +77,7 @@ query HarvestWork($runId: ID!, $after: String) {
           ... on AssetCheckEvaluationEvent { evaluation { checkName assetKey { path } success } }
           ... on ExecutionStepFailureEvent { stepKey error { message causes { message } } }
           ... on RunFailureEvent { error { message causes { message } } }
+          ... on MaterializationEvent { materialized: assetKey { path } }
         }
         cursor
         hasMore
@@ -69,6 +90,11 @@ query HarvestWork($runId: ID!, $after: String) {
 
 TERMINATE = """
 mutation HarvestTerminate($runId: String!) {
-  terminateRun(runId: $runId) { __typename }
+  terminateRun(runId: $runId) {
+    __typename
+    ... on TerminateRunSuccess { run { status } }
+    ... on TerminateRunFailure { message run { status } }
+    ... on Error { message }
+  }
 }
 """

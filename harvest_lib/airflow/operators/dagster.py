@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from harvest_lib.airflow.dagster.wait import DagsterRunFailed, TaskAttempt
+from harvest_lib.airflow.dagster.request import TaskAttempt
+from harvest_lib.airflow.dagster.wait import DagsterRunFailed
 from harvest_lib.airflow.operators.raised import raise_outcome
 from harvest_lib.airflow.outcomes import SUCCEEDED
 from harvest_lib.airflow.provider import DAGSTER_ID

@@ -88,6 +88,7 @@ def ran(stack, admin, tmp_path_factory):
     posted = []
     with dagster_stub() as well, dagster_stub() as badly, dagster_stub() as idle, webhook(posted) as url:
         well.next_status = idle.next_status = "SUCCESS"
+        well.partitions = {"flights_job": ["2013-01-30", "2013-01-31"]}
         idle.steps = []
         badly.next_status, badly.failure = "FAILURE", "column delay is of type text"
         secret = badly.url.replace("//", "//user:canary@")
@@ -97,9 +98,9 @@ def ran(stack, admin, tmp_path_factory):
                 {"job": "flights_job", "run_config": CONFIG, "partition": "2013-01-31"},
                 DAGSTER_URL=well.url,
             ),
-            "failing": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=secret),
+            "failing": asked("run_dagster_job", {"job": "flights_job", "partition": ""}, DAGSTER_URL=secret),
             "unknown": asked("run_dagster_job", {"job": "no_such_job"}, DAGSTER_URL=secret),
-            "idle": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=idle.url),
+            "idle": asked("run_dagster_job", {"job": "flights_job", "partition": ""}, DAGSTER_URL=idle.url),
             "smoke": asked("topic_smoke_test", {"topic": topic}),
             "nothing": asked("nightly_audit"),
             "batch": asked("drain_after_batch"),
@@ -135,7 +136,8 @@ def test_the_dags_import_without_errors(ran):
 
 def test_a_dagster_job_is_started_and_waited_for(ran):
     assert ran.job["tasks"] == {"dagster_job": "success"}, ran.job["log"]
-    assert ran.job["returned"]["dagster_job"] == {"run_id": "run-1", "url": f"{ran.well.url}/runs/run-1"}
+    url = f"{ran.well.url}/runs/run-1"
+    assert ran.job["returned"]["dagster_job"] == {"run_id": "run-1", "url": url, "assets": []}
     (run,) = ran.well.runs.values()
     assert run["config"] == CONFIG
     assert {tag["key"]: tag["value"] for tag in run["tags"]} == {

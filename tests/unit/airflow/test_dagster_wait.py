@@ -18,7 +18,8 @@ from harvest_lib.airflow.dagster import queries as dagster_queries
 from harvest_lib.airflow.dagster import wait as dagster_wait
 from harvest_lib.airflow.dagster.client import DagsterClient
 from harvest_lib.airflow.dagster.endpoint import from_url
-from harvest_lib.airflow.dagster.wait import TASK_TAG, TRY_TAG, Request, TaskAttempt, end, outcome
+from harvest_lib.airflow.dagster.request import TASK_TAG, TRY_TAG, Request, TaskAttempt
+from harvest_lib.airflow.dagster.wait import end, outcome
 
 pytestmark = pytest.mark.quick
 
@@ -74,7 +75,7 @@ def tags(number=1):
 
 def test_a_run_is_started_where_its_job_is_and_waited_for(dagster):
     ended = at_first_poll(dagster, lambda _: dagster.runs["run-1"].update(status="SUCCESS"))
-    assert ended == {"outcome": "succeeded", "run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
+    assert ended == {"outcome": "succeeded", "assets": [], "run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
     run = dagster.runs["run-1"]
     assert {tag["key"]: tag["value"] for tag in run["tags"]} == tags()
     assert run["selector"]["repositoryLocationName"] == "place"
@@ -83,8 +84,54 @@ def test_a_run_is_started_where_its_job_is_and_waited_for(dagster):
 
 def test_a_partition_is_named_by_dagsters_tag(dagster):
     dagster.next_status = "SUCCESS"
-    wait(dagster, request(partition="2013-01-31"))
-    assert {"key": "dagster/partition", "value": "2013-01-31"} in dagster.runs["run-1"]["tags"]
+    dagster.partitions["flights_job"] = ["2013-01-30", "2013-01-31", "2013-02-01"]
+    for number, each in enumerate(dagster.partitions["flights_job"], 1):
+        attempt = TaskAttempt(task=f"dag/run/task/{number}/0", number=1)
+        assert wait(dagster, request(attempt=attempt, partition=each))["outcome"] == "succeeded"
+        assert {"key": "dagster/partition", "value": each} in dagster.runs[f"run-{number}"]["tags"]
+
+
+@pytest.mark.parametrize(
+    ("has", "partition", "cause", "evidence"),
+    [
+        (["a", "b", "c", "d"], "", "is partitioned, and no partition is named", "its last partitions: b, c, d"),
+        (["a", "b"], "x", "has no partition 'x'", "its last partitions: a, b"),
+        ([], "x", "has no partition 'x'", "it has no partition yet"),
+        (None, "x", "has no partitions", "partition is 'x'"),
+    ],
+    ids=["none named", "an unknown one", "one of none", "not partitioned"],
+)
+def test_a_partition_that_does_not_fit_its_job_is_refused_before_a_run(has, partition, cause, evidence, dagster):
+    dagster.partitions = {} if has is None else {"flights_job": has}
+    event = wait(dagster, request(partition=partition))
+    assert (event["outcome"], event["evidence"]) == ("refused", evidence)
+    assert event["cause"] == f"the Dagster job flights_job {cause}"
+    assert "partition" in event["next_step"]
+    assert dagster.launched() == 0
+    assert "run_id" not in event
+
+
+def test_of_many_partitions_only_the_asked_one_is_read(dagster):
+    dagster.partitions["flights_job"] = [str(each) for each in range(100_000)]
+    dagster.next_status = "SUCCESS"
+    before = dagster.sent
+    assert wait(dagster, request(partition="99999"))["outcome"] == "succeeded"
+    assert dagster.sent - before < 5_000
+
+
+def test_a_webserver_that_fails_over_the_partition_is_asked_again(dagster):
+    dagster.partitions["flights_job"] = ["a"]
+    dagster.next_status = "SUCCESS"
+
+    async def recovers():
+        waiting = asyncio.create_task(waited(dagster, request(partition="a")))
+        dagster.http_status = 500
+        while len(dagster.asked) < 3:
+            await asyncio.sleep(0.005)
+        dagster.http_status = 200
+        return await waiting
+
+    assert asyncio.run(recovers())["outcome"] == "succeeded"
 
 
 def test_a_wait_begun_anew_finds_the_run_and_starts_no_second(dagster):
@@ -93,6 +140,32 @@ def test_a_wait_begun_anew_finds_the_run_and_starts_no_second(dagster):
     dagster.runs["run-1"]["status"] = "SUCCESS"
     assert wait(dagster)["run_id"] == "run-1"
     assert dagster.launched() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcomes", "launched"),
+    [
+        ({}, ["refused", "refused"], 0),
+        ({"restart_canceled": True}, ["failed", "succeeded"], 1),
+        ({"is_in_worker": True}, ["refused", "succeeded"], 1),
+    ],
+    ids=["as it is", "if asked", "in a worker, which itself may have"],
+)
+def test_a_run_that_a_person_canceled_is_not_started_again(changes, outcomes, launched, dagster):
+    dagster.add("CANCELED", **tags())
+    dagster.next_status = "SUCCESS"
+    first, later = (wait(dagster, request(number, **changes)) for number in (1, 2))
+    assert [first["outcome"], later["outcome"]] == outcomes
+    assert (first["run_id"], "canceled" in first["cause"]) == ("run-1", True)
+    assert dagster.launched() == launched
+
+
+def test_the_newer_of_two_runs_was_not_canceled_by_a_person(dagster):
+    dagster.add("FAILURE", **tags())
+    dagster.add("CANCELED", **tags())
+    dagster.next_status = "SUCCESS"
+    assert wait(dagster)["cause"] == "the Dagster job flights_job failed"
+    assert wait(dagster, request(2))["run_id"] == "run-3"
 
 
 @pytest.mark.parametrize("status", ["SUCCESS", "FAILURE"])
@@ -239,7 +312,101 @@ def test_ending_the_task_ends_its_run_and_no_other(dagster):
     eventually(lambda: dagster.asked.count("HarvestTerminate") == 1)
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            {"__typename": "TerminateRunFailure", "message": "cannot", "run": {"status": "QUEUED"}},
+            ["goes on: Dagster does not end the run run-1, which is QUEUED", "cannot", "Force termination"],
+        ),
+        ({"__typename": "UnauthorizedError", "message": "not you"}, ["does not end the run run-1\n", "not you"]),
+        ({"__typename": "TerminateRunFailure", "message": "over", "run": {"status": "SUCCESS"}}, []),
+    ],
+    ids=["queued", "not allowed", "has ended meanwhile"],
+)
+def test_a_run_that_dagster_does_not_end_is_an_error_in_the_log(answer, said, dagster, caplog):
+    dagster.add("STARTED", **tags())
+    dagster.terminate_answer = answer
+
+    async def ended():
+        async with DagsterClient(from_url(dagster.url)) as client:
+            await end(client, TaskAttempt(task=TASK, number=1))
+
+    asyncio.run(ended())
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == bool(said)
+    assert all(each in errors[0] for each in said)
+    assert all(f"next step: terminate it at {dagster.url}/runs/run-1" in each for each in errors)
+
+
+def test_a_dagster_that_does_not_answer_at_the_end_is_an_error_in_the_log(caplog):
+    async def ended():
+        async with DagsterClient(from_url("http://127.0.0.1:1")) as client:
+            await end(client, TaskAttempt(task=TASK, number=1))
+
+    asyncio.run(ended())
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "may go on: Dagster does not answer" in error
+
+
+def test_a_newer_run_that_does_not_end_is_an_error_and_not_a_failure(dagster, caplog):
+    dagster.before_launch = lambda: dagster.add("SUCCESS", **tags())
+    dagster.terminate_answer = {"__typename": "TerminateRunFailure", "message": "cannot", "run": {"status": "STARTED"}}
+    assert wait(dagster)["run_id"] == "run-1"
+    assert "does not end the run run-2" in caplog.text
+
+
+def test_the_log_shows_each_status_and_each_minute_of_waiting(dagster, monkeypatch, caplog):
+    """The clock goes on by half a minute at each look: at the start, and after each answer."""
+    caplog.set_level("INFO")
+    dagster.next_status = "QUEUED"
+    looks = count(0, 30)
+    polls = iter(["QUEUED"] * 5 + ["STARTING", "STARTED", "STARTED", "STARTED", "SUCCESS"])
+
+    def monotonic():
+        at = next(looks)
+        if at and "run-1" in dagster.runs:
+            dagster.runs["run-1"]["status"] = next(polls, "SUCCESS")
+        return at
+
+    monkeypatch.setattr(dagster_wait, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
+    assert wait(dagster)["outcome"] == "succeeded"
+    url = f"{dagster.url}/runs/run-1"
+    assert [text for text in caplog.messages if text.startswith("the Dagster run")] == [
+        f"the Dagster run is QUEUED: {url}",
+        f"the Dagster run is QUEUED for 60 s, and no step has begun: {url}",
+        f"the Dagster run is QUEUED for 120 s, and no step has begun: {url}",
+        f"the Dagster run is STARTING: {url}",
+        f"the Dagster run is STARTED: {url}",
+        f"the Dagster run is SUCCESS: {url}",
+    ]
+
+
+def test_the_assets_that_a_run_materialized_are_named_once(dagster):
+    dagster.next_status = "SUCCESS"
+    dagster.materialized = [["shop/orders", "flights"], ["flights"]]
+    assert wait(dagster)["assets"] == ["flights", "shop/orders"]
+
+
+def test_the_address_is_known_once_the_run_is(dagster):
+    dagster.next_status, dagster.failure = "FAILURE", "no"
+    known = []
+
+    async def ended():
+        async def note(url):
+            known.append((url, dagster.polled))
+
+        async with DagsterClient(from_url(dagster.url)) as client:
+            return await outcome(client, request(), note)
+
+    event = asyncio.run(ended())
+    assert known == [(f"{dagster.url}/runs/run-1", False)]
+    assert (event["outcome"], event["url"]) == ("failed", known[0][0])
+
+
 def test_the_questions_are_dagsters():
     schema = create_schema().graphql_schema
-    for name in ("VERSION", "JOBS", "RUNS", "LAUNCH", "WORK", "TERMINATE"):
+    names = [name for name in vars(dagster_queries) if name.isupper() and not name.startswith("_")]
+    assert {"LAUNCH", "PARTITION_KEYS", "WORK"} <= set(names)
+    for name in names:
         assert graphql.validate(schema, graphql.parse(getattr(dagster_queries, name))) == []

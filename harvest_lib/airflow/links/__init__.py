@@ -1,0 +1,1 @@
+"""The links: buttons of a task in Airflow's UI."""
