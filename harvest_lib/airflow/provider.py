@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [_modules(_OUTBOX, "sensors", "outbox")],
         "triggers": [_modules(_OUTBOX, "triggers", "outbox"), _modules(_DAGSTER, "triggers", "dagster")],
         "hooks": [_modules(_OUTBOX, "hooks", "outbox"), _modules(_DAGSTER, "hooks", "dagster")],
+        "extra-links": ["harvest_lib.airflow.links.dagster.DagsterRunLink"],
         "connection-types": [
             {
                 "connection-type": OUTBOX_TYPE,
