@@ -103,6 +103,7 @@ EXEMPT = {
     "integration/airflow/test_awaited": "its subject is a reader, and the harvester only delivers",
     "integration/airflow/test_dags": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/airflow/test_dagster_job": "its subject is Airflow, and the server that it asks stands in for Dagster",
+    "integration/airflow/test_dagster_services": "its subject is Airflow, and a server stands in for Dagster",
     "integration/airflow/test_dagster_webserver": "its subject is what Dagster answers, and no harvester runs",
     "integration/airflow/test_first_dag": _SERVERS,
     "integration/airflow/test_import": "its subject is Airflow, and no harvester runs",

@@ -96,3 +96,25 @@ class AirflowApi:
     def tasks(self, dag_id, run_id):
         found = self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {task["task_id"]: task["state"] for task in found}
+
+    def states(self, dag_id, run_id, task):
+        """Return the states of a task's instances: of several, if it is mapped."""
+        found = self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return {each["state"] for each in found if each["task_id"] == task}
+
+    def link(self, dag_id, run_id, task, name, index=-1):
+        """Return where a button of a task instance leads, None if nowhere; while it is not there, None too."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task}/links?map_index={index}"
+        try:
+            return self._ask("GET", path)["extra_links"][name]
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+            return None
+
+    def mark(self, dag_id, run_id, task, state):
+        self._ask("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task}", {"new_state": state})
+
+    def clear(self, dag_id, run_id, task):
+        chosen = {"dry_run": False, "dag_run_id": run_id, "task_ids": [task], "only_failed": False}
+        self._ask("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", chosen)
