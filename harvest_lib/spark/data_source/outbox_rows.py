@@ -18,6 +18,7 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegressed
+from harvest_lib.outbox.kept_rows import keeps_rows
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.segments import Segment
 from harvest_lib.outbox.table import ValueType
@@ -57,7 +58,6 @@ _FOLLOWED = {
 _PURGED = {**_FOLLOWED, "transaction_id": sql.SQL("NULL::bigint")}
 
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
-_MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
 _IDS = "SELECT min(id), max(id) FROM {table} WHERE id BETWEEN %s AND %s"
 _ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
 
@@ -70,15 +70,7 @@ def value_type(options: ReadOptions) -> ValueType:
 
 def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
     """Return True if rows stay in the outbox after their delivery. Raises OutboxTableError or DatabaseError."""
-    table = table_of(options)
-    if table.check_columns(connection) != "native":
-        return False
-    beside = table.placed(connection).subscriptions
-    if not beside.exists(connection):
-        return True
-    with translated():
-        row = connection.execute(sql.SQL(_MARKS).format(subscriptions=beside.identifier)).fetchone()
-    return row is None or not row[0]
+    return keeps_rows(connection, table_of(options))
 
 
 def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> None:
