@@ -1,33 +1,27 @@
-"""A DAG that audits when a harvested message arrives.
+"""A DAG that audits when harvested messages arrive.
 
-The watcher reads the topic from its end and commits no offset. Messages that it misses are in the next audit anyway. A
-backlog of messages starts a single audit. Messages that arrive during an audit start another audit after it.
-Connection `harvest_kafka_watch`: `auto.offset.reset=latest`, `enable.auto.commit=false`.
+Messages that arrive before the audit's run has started have a single audit. Messages that arrive during an audit have
+another audit after it. Connection `harvest_kafka_watch`: `auto.offset.reset=earliest`, `enable.auto.commit=false`, a
+group of its own.
 """
 
 import os
 
-from airflow.providers.apache.kafka.triggers.msg_queue import KafkaMessageQueueTrigger
-from airflow.sdk import Asset, AssetWatcher, dag
+from airflow.sdk import AssetWatcher, dag
 
+from harvest_lib.airflow.assets import topic_asset
 from harvest_lib.airflow.operators.audit import OutboxAuditOperator
+from harvest_lib.airflow.triggers.topic_events import TopicEventTrigger
 
 _TOPIC = os.environ.get("HARVEST_TOPIC", "flights")
 
-harvested_messages = Asset(
-    name=f"harvested_{_TOPIC}",
-    uri=f"harvest://topics/{_TOPIC}",
+harvested_messages = topic_asset(
+    os.environ.get("HARVEST_BOOTSTRAP_SERVERS", "localhost:9092"),
+    _TOPIC,
     watchers=[
         AssetWatcher(
             name=f"harvested_{_TOPIC}",
-            trigger=KafkaMessageQueueTrigger(
-                topics=[_TOPIC],
-                kafka_config_id="harvest_kafka_watch",
-                apply_function="harvest_lib.airflow.messages.harvested",
-                poll_timeout=1,
-                poll_interval=0,  # Airflow would wait after each foreign message, not at the end of the log
-                commit_offset=False,
-            ),
+            trigger=TopicEventTrigger(topics=[_TOPIC], kafka_config_id="harvest_kafka_watch"),
         )
     ],
 )

@@ -1,4 +1,4 @@
-"""Functions that DAGs apply to single Kafka messages. Airflow's Kafka provider finds the functions by their names."""
+"""Functions for single Kafka messages. Airflow's Kafka provider finds those that DAGs apply by their names."""
 
 import json
 from collections.abc import Iterator
@@ -25,6 +25,15 @@ def harvested(message: Message) -> dict[str, Any] | None:
         "outbox_id": outbox_id,
         "leader_id": str(leader),
     }
+
+
+def event_of(found: dict[str, Any], key: bytes | None) -> dict[str, Any]:
+    """Return the event of a harvested message, whose coordinates are in `found`. Bytes of a key that are no UTF-8 are
+    replaced."""
+    event = {"id": f"{found['topic']}:{found['outbox_id']}", **found}
+    if key is not None:
+        event["key"] = key.decode(errors="replace")
+    return event
 
 
 def smoke_message(mark: str) -> Iterator[tuple[str, str]]:

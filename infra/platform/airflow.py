@@ -171,18 +171,18 @@ def dagster_connection(url: str) -> dict[str, str]:
 def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
     """Return the Airflow connections to Kafka that our DAGs use, as environment variables."""
 
-    def connection(group: str, reset: str) -> str:
+    def connection(group: str) -> str:
         extra = {
             "bootstrap.servers": bootstrap_servers,
             "group.id": group,
-            "auto.offset.reset": reset,
+            "auto.offset.reset": "earliest",
             "enable.auto.commit": "false",
         }
         return json.dumps({"conn_type": "kafka", "extra": extra})
 
     return {
-        "AIRFLOW_CONN_HARVEST_KAFKA": connection("airflow-smoke-test", "earliest"),
-        "AIRFLOW_CONN_HARVEST_KAFKA_WATCH": connection("airflow-watch", "latest"),
+        "AIRFLOW_CONN_HARVEST_KAFKA": connection("airflow-smoke-test"),
+        "AIRFLOW_CONN_HARVEST_KAFKA_WATCH": connection("airflow-watch"),
     }
 
 

@@ -5,7 +5,7 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
-from harvest_lib.airflow.messages import delivered, harvested, smoke_answer, smoke_message
+from harvest_lib.airflow.messages import delivered, event_of, harvested, smoke_answer, smoke_message
 from harvest_lib.audit.kafka_log import _observe
 from harvest_lib.errors import KafkaError
 from harvest_lib.record.header import origin_of, stamp
@@ -60,6 +60,12 @@ def test_a_row_with_a_header_of_the_same_name_is_harvested_too(before, after):
     assert origin_of(headers) == (LEADER, 5)
     assert harvested(Message(headers))["outbox_id"] == 5
     assert _observe(Message(headers), None)[0].id == 5  # the audit
+
+
+def test_an_event_is_named_by_the_record_and_has_the_key_only_if_it_is_given():
+    found = harvested(Message([("harvest", stamp(LEADER)(5))]))
+    assert event_of(found, None) == {"id": "flights:5", **found}
+    assert event_of(found, b"caf\xe9")["key"] == "caf\ufffd"
 
 
 @pytest.mark.parametrize("headers", [None, [], [("other", b"x")], [("harvest", b"short")], [("harvest", None)]])
