@@ -150,7 +150,7 @@ def airflow():
     for node in (each for tree in trees("airflow_dags", "harvest_lib/airflow") for each in ast.walk(tree)):
         if isinstance(node, ast.Call):
             given = {each.arg: each.value for each in node.keywords}
-            if "dag_id" in given:
+            if isinstance(given.get("dag_id"), ast.Constant):
                 dag = f"dag {ast.literal_eval(given['dag_id'])}"
                 parameters = map(ast.literal_eval, given["params"].keys) if "params" in given else ()
                 yield from (dag, *(f"{dag} parameter {each}" for each in parameters))

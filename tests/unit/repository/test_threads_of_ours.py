@@ -16,6 +16,7 @@ HANDLED = {
     "harvest_lib/pipeline/threads.py": "`_attempt` keeps the failure, and the pipeline raises it",
     "harvest_lib/cli/run.py": "the command raises the error",
     "harvest_lib/source/packed_window.py": "`pages` takes the result, or the error, of each call",
+    "harvest_lib/airflow/triggers/outbox_events.py": "`_until_done` tells the error of each call",
     "harvest_lib/spark/data_source/topic_ahead.py": "`map` of the pool raises the error",
 }
 """Modules that start a thread themselves, and what hears of an error of any kind."""
