@@ -4,10 +4,12 @@ provider      description of the package for Airflow: connection types, fields o
 hooks         `HarvestHook` for an outbox, `DagsterHook`
 sensors       `OutboxDrainedSensor`, `AuditPassedSensor`
 operators     `OutboxAppendOperator`, `HarvestDrainOperator`, `OutboxAuditOperator`, `ParkRetryOperator`,
-              `SegmentsOperator`, `ReplayOperator`, `DagsterJobOperator`
-triggers      what runs in the triggerer for them
+              `SegmentsOperator`, `ReplayOperator`, `RunPerEventOperator`, `DagsterJobOperator`
+triggers      what runs in the triggerer for them; `OutboxEventTrigger`, `TopicEventTrigger` for watchers of assets
+links         the link from a task to its Dagster run
+assets        assets for outboxes and topics
 dagster       the client of Dagster's webserver, without Airflow
-messages      functions that Airflow's Kafka provider calls by name
+messages      functions for single Kafka messages
 
 Importing a part registers no DAG. DAGs made from the parts are in the repository's folder `airflow_dags`.
 """

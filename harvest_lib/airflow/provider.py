@@ -26,11 +26,14 @@ def get_provider_info() -> dict[str, Any]:
             {"integration-name": _DAGSTER, "external-doc-url": "https://dagster.io", "tags": ["service"]},
         ],
         "operators": [
-            _modules(_OUTBOX, "operators", "append", "audit", "outbox", "parked", "replay", "segments"),
+            _modules(_OUTBOX, "operators", "append", "audit", "event_runs", "outbox", "parked", "replay", "segments"),
             _modules(_DAGSTER, "operators", "dagster"),
         ],
         "sensors": [_modules(_OUTBOX, "sensors", "outbox")],
-        "triggers": [_modules(_OUTBOX, "triggers", "outbox"), _modules(_DAGSTER, "triggers", "dagster")],
+        "triggers": [
+            _modules(_OUTBOX, "triggers", "outbox", "outbox_events", "topic_events"),
+            _modules(_DAGSTER, "triggers", "dagster"),
+        ],
         "hooks": [_modules(_OUTBOX, "hooks", "outbox"), _modules(_DAGSTER, "hooks", "dagster")],
         "extra-links": ["harvest_lib.airflow.links.dagster.DagsterRunLink"],
         "connection-types": [

@@ -48,8 +48,11 @@ PARTS = {
     "airflow": [
         *(
             f"harvest_lib.airflow.operators.{name}"
-            for name in ("append", "audit", "dagster", "outbox", "parked", "replay", "segments")
+            for name in ("append", "audit", "dagster", "event_runs", "outbox", "parked", "replay", "segments")
         ),
+        "harvest_lib.airflow.assets",
+        "harvest_lib.airflow.triggers.outbox_events",
+        "harvest_lib.airflow.triggers.topic_events",
         "harvest_lib.airflow.sensors.outbox",
         "harvest_lib.airflow.provider",
     ],

@@ -105,6 +105,7 @@ EXEMPT = {
     "integration/airflow/test_dagster_job": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/airflow/test_dagster_services": "its subject is Airflow, and a server stands in for Dagster",
     "integration/airflow/test_dagster_webserver": "its subject is what Dagster answers, and no harvester runs",
+    "integration/airflow/test_events": "its subject is Airflow, and no harvester runs",
     "integration/airflow/test_first_dag": _SERVERS,
     "integration/airflow/test_import": "its subject is Airflow, and no harvester runs",
     "integration/airflow/test_lineage": "its subject is Airflow, and its roles own their databases",

@@ -37,9 +37,11 @@ DAGS = {
     "harvest_flights_day",
     "harvest_hourly_maintenance",
     "harvest_nightly_audit",
+    "harvest_order",
     "harvest_replay",
     "harvest_run_dagster_job",
     "harvest_topic_smoke_test",
+    "harvest_watch_orders",
 }
 CONFIG = {"ops": {"load": {"config": {"month": 3}}}}
 
