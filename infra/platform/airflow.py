@@ -207,7 +207,7 @@ def checked_dags(folder: Path) -> Path:
         raise StackError(
             f"there is no DAG in {path}",
             evidence="Airflow reads Python files that contain the words `airflow` and `dag`, and it has none",
-            next_step="write a DAG there (docs/airflow.md has one), or name another folder by --dags",
+            next_step="write a DAG there (docs/airflow-dagster.md has one), or name another folder by --dags",
         )
     return path
 

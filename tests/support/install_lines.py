@@ -65,6 +65,8 @@ PARTS = {
 BEFORE = {
     "docs/audit.md": "quality,spark",
     "docs/airflow.md": "airflow",
+    "docs/airflow-dagster.md": "airflow",
+    "docs/airflow-events.md": "airflow",
     "docs/consuming.md": "",
     "docs/dagster-alerts.md": "dagster",
     "docs/dagster-customize.md": "dagster",

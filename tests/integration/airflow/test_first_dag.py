@@ -1,4 +1,4 @@
-"""A new user's way to a green DAG, typed as docs/airflow.md has it: from the file to a task in the triggerer."""
+"""A new user's way to a green DAG, typed as the page has it: from the file to a task in the triggerer."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def tables_that_hold(dsn, text):
 
 
 def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
-    dag, up = blocks("docs/airflow.md", under="## With Dagster")
+    dag, up = blocks("docs/airflow-dagster.md", under="# Airflow with Dagster")
     newcomer.type(dag)
     newcomer.type(up)
     found = running(home)
@@ -104,7 +104,7 @@ def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
     dsn = airflow_of_the_platform(home, tmp_path / "programs")
     port = url["dagster-webserver"].rpartition(":")[2]
     newcomer._addresses["dagster.example.com --conn-port 3000"] = f"127.0.0.1 --conn-port {port}"
-    (typed,) = blocks("docs/airflow.md", under="## The connection to Dagster")
+    (typed,) = blocks("docs/airflow-dagster.md", under="## The connection to Dagster")
     newcomer.type(typed)
     assert "Connection success" in newcomer.said[-1]
     airflow.connect("secret_dagster", host="127.0.0.1", port=int(port), extra=json.dumps({"token": CANARY}))
