@@ -63,7 +63,10 @@ def airflow_started(environment, runs, log):
 
 
 def main(runs, connections=None):
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - in a process of its own only
+    try:
+        from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - in a process of its own only
+    except ImportError:  # before Airflow 3.2
+        from airflow.models.dagbag import DagBag  # noqa: PLC0415
 
     if connections:
         from airflow.models import Connection  # noqa: PLC0415

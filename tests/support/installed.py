@@ -31,3 +31,12 @@ def install(uv, wheel, venv, *extras):
     python = str(venv / "bin" / "python")
     subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel], check=True)
     return venv / "bin"
+
+
+def install_newest(uv, wheel, venv, extra, *pins):
+    """Make an environment of the wheel and an extra, of the newest packages that the pins allow, as pip would, without
+    the lock; return its folder of programs."""
+    subprocess.run([uv, "venv", "--quiet", "--python", ">=3.11,<3.13", venv], check=True)
+    wanted = (f"{wheel}[{extra}]", *pins)
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", *wanted], check=True)
+    return venv / "bin"

@@ -100,6 +100,7 @@ EXEMPT = {
     "contract/test_public_names": _NAMES,
     "contract/test_claim_source": _PART,
     "integration/delivery/test_abandon": _PART,
+    "integration/airflow/test_airflow_versions": "its subject is Airflow, and its roles own their databases",
     "integration/airflow/test_awaited": "its subject is a reader, and the harvester only delivers",
     "integration/airflow/test_dags": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/airflow/test_dagster_job": "its subject is Airflow, and the server that it asks stands in for Dagster",

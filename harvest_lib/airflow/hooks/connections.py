@@ -1,14 +1,11 @@
 """Airflow connections as the hooks read them. Only the process that uses a connection reads its secrets."""
 
 import json
-from contextlib import suppress
 from typing import Any
 
-from airflow.sdk import BaseHook, Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.sdk.log import amask_secret, mask_secret
-from asgiref.sync import sync_to_async
+from airflow.sdk import Connection
 
+from harvest_lib.airflow.compat import AirflowNotFoundException, BaseHook, aget_connection, amask_secret, mask_secret
 from harvest_lib.errors import ConfigError, HarvestError
 
 _HOST = "--conn-host HOST"
@@ -33,18 +30,11 @@ def find(conn_id: str, conn_type: str) -> Connection:
 async def afind(conn_id: str, conn_type: str) -> Connection:
     """Return the same as `find`, without blocking the event loop."""
     try:
-        found = _checked(await _found(conn_id), conn_type)
+        found = _checked(await aget_connection(conn_id), conn_type)
     except AirflowNotFoundException as error:
         raise _missing(conn_id, conn_type) from error
     await amask_secret(_extra(found))
     return found
-
-
-async def _found(conn_id: str) -> Connection:
-    with suppress(AirflowNotFoundException):
-        return await BaseHook.aget_connection(conn_id)
-    # In the process of `dag.test()` the asynchronous way does not see Airflow's database.
-    return await sync_to_async(BaseHook.get_connection)(conn_id)
 
 
 def _checked(connection: Connection, conn_type: str) -> Connection:

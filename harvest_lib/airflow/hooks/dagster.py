@@ -3,8 +3,7 @@
 import asyncio
 import os
 
-from airflow.sdk import BaseHook
-
+from harvest_lib.airflow.compat import BaseHook
 from harvest_lib.airflow.dagster.client import DagsterClient
 from harvest_lib.airflow.dagster.endpoint import URL_VARIABLE, Endpoint, from_connection, from_url
 from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind

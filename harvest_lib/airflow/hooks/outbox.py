@@ -4,8 +4,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from airflow.sdk import BaseHook
-
+from harvest_lib.airflow.compat import BaseHook
 from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind, find
 from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, config_of, extra_of
 from harvest_lib.airflow.provider import OUTBOX_ID, OUTBOX_TYPE

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
-from airflow.sdk.exceptions import AirflowFailException
-
+from harvest_lib.airflow.compat import AirflowFailException
 from harvest_lib.airflow.outcomes import PERMANENT, REFUSED
 from harvest_lib.errors import HarvestError
 

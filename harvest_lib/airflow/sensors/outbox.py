@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from harvest_lib.airflow.audited import AuditFailed, AwaitedAudit
 from harvest_lib.airflow.awaited import EMPTY, START, Awaiting
+from harvest_lib.airflow.compat import AirflowSensorTimeout, conf
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.operators.raised import permanent, raise_outcome
 from harvest_lib.airflow.outcomes import LATE, SUCCEEDED

@@ -124,6 +124,16 @@ def test_the_package_and_dagster_have_pythons_and_versions_in_common():
     assert found == ["1.12.22", version("dagster"), "1.99.0"]
 
 
+def test_each_airflow_that_is_tested_is_allowed_and_no_other():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (airflow,) = [
+        each for each in map(Requirement, project["optional-dependencies"]["airflow"]) if each.name == "apache-airflow"
+    ]
+    versions = ("2.11.0", "3.0.0", "3.0.1", "3.1.0", "3.2.2", version("apache-airflow"), "3.4.0", "4.0.0")
+    found = [each for each in versions if each in airflow.specifier]
+    assert found == ["3.0.1", "3.1.0", "3.2.2", version("apache-airflow")]
+
+
 def test_the_lock_has_a_wheel_for_each_python():
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     assert SpecifierSet(lock["requires-python"].replace(" ", "")) == SpecifierSet(">=3.11,<3.15")
