@@ -8,7 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperatorLink, BaseXCom
+from airflow.sdk import BaseOperatorLink
+from airflow.sdk.bases.xcom import BaseXCom
 from asgiref.sync import sync_to_async
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-
 from harvest_lib.airflow.compat import AirflowException
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.lineage import outbox_name, topic_names

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from harvest_lib.airflow.compat import MINOR
 from harvest_lib.airflow.dagster.request import Request, TaskAttempt
 from harvest_lib.airflow.dagster.wait import end, failure, outcome
 from harvest_lib.airflow.hooks.dagster import DagsterHook
@@ -48,7 +49,7 @@ class DagsterRunTrigger(BaseTrigger):
 
     async def outcome(self) -> dict[str, Any]:
         """Wait for the run, and return the result of `wait.outcome`."""
-        known = partial(publish, self.linked) if self.linked else None
+        known = partial(publish, self.linked) if self.linked and MINOR >= 3 else None  # noqa: PLR2004 - a trigger stores none before
         try:
             async with await DagsterHook(self.conn_id).client() as client:
                 return await outcome(client, self.request, known)
