@@ -213,20 +213,21 @@ WHERE = [*((*way, "value") for way in WAYS[:8]), *((*way, "header") for way in W
 
 
 @pytest.mark.parametrize(("source", "delivery", "where"), WHERE, ids=["-".join(way) for way in WHERE])
-def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, bootstrap_servers, where):
-    """By count: each restart is a new producer, and under `transactional` a transaction that was for nothing."""
+def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, bootstrap_servers, where, caplog):
+    """By count: each restart is a new producer, and under `transactional` a transaction that was for nothing.
+
+    A batch that is late on a busy machine restarts too, and does not count.
+    """
     small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
     with outbox.connection.transaction():
         good = []
         for number in range(REFUSED):
             outbox.insert(small, f"bad-{number}", *TOO_LARGE[where])
             good.append(outbox.insert(small, f"good-{number}"))
-    harvest, restarts = Harvest(config()), []
-    harvest.set_event_handler(lambda event: isinstance(event, LeaderRefreshed) and restarts.append(event))
-    harvest.drain(60)
+    Harvest(config()).drain(60)
     assert len(outbox.parked()) == REFUSED
     assert sorted(delivered(bootstrap_servers, small)) == good
-    assert len(restarts) <= MOST_RESTARTS
+    assert [each.getMessage() for each in caplog.records].count("batch_refused") <= MOST_RESTARTS
 
 
 def test_what_compression_does_not_help_costs_a_restart_each(dsn, make_topic, bootstrap_servers, group_id):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import psutil
 import psycopg
@@ -138,6 +139,15 @@ def test_a_machine_without_java_is_told_so(own_stack, monkeypatch):
     assert own_stack.postgres.pid is None
 
 
+def names_below(process):
+    """Return the names of the processes that it and its children started; one may end meanwhile."""
+    found = set()
+    for each in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.add(each.name())
+    return found
+
+
 def test_a_stack_killed_while_it_starts_leaves_nobody_behind(tmp_path, parts):
     resolve(kafka_jars("4.3.1"), parts, find_java(parts))
     code = (
@@ -148,8 +158,7 @@ def test_a_stack_killed_while_it_starts_leaves_nobody_behind(tmp_path, parts):
     command = [sys.executable, "-c", code, str(tmp_path), str(parts)]
     with subprocess.Popen(command, env=environment) as holder:
         me = psutil.Process(holder.pid)
-        names = ("java", "initdb")
-        eventually(lambda: {*names} <= {each.name() for each in me.children(recursive=True)}, "both are being made")
+        eventually(lambda: {"java", "initdb"} <= names_below(me), "both are being made")
         family = [each.pid for each in me.children(recursive=True)]
         holder.kill()
     eventually(lambda: all(map(is_gone, family)), "all end with it")
