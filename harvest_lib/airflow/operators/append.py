@@ -10,8 +10,9 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.airflow.lineage import outbox_name, table_name
-from harvest_lib.airflow.operators.on_outbox import OutboxOperator, task_path
+from harvest_lib.airflow.operators.on_outbox import OutboxOperator
 from harvest_lib.airflow.operators.raised import permanent
+from harvest_lib.airflow.tasks import task_path, tell_outlets
 from harvest_lib.errors import HarvestError, OutboxTableError, RecordError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.append import append
@@ -84,14 +85,14 @@ class OutboxAppendOperator(OutboxOperator):
                 _ensure_ledger(connection, table)
             with connection.transaction():
                 if self.once:
-                    appended = _entered(connection, table, task_path(context, with_clears=True), len(records))
+                    appended = _entered(connection, table, task_path(context["ti"], with_clears=True), len(records))
                 if appended:
                     self._append(connection, config.outbox_table, rows, records)
         done = {"records": len(records), "rows": sum(map(len, rows.values())), "appended": appended}
         self._lineage.written += [outbox_name(config), *(table_name(config, name) for name in rows)]
         by = "committed" if appended else "an earlier try of this task had committed"
         self.log.info("%s: %d records and %d rows", by, done["records"], done["rows"])
-        self._tell_outlets(context, done)
+        tell_outlets(self, context, done)
         return done
 
     def _append(

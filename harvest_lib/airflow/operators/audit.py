@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from harvest_lib.airflow.audited import AuditFailed, numbers_of, page_of, require_passed
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.lineage import outbox_name, topic_names
-from harvest_lib.airflow.operators.on_outbox import OutboxOperator, task_path
+from harvest_lib.airflow.operators.on_outbox import OutboxOperator
 from harvest_lib.airflow.operators.raised import permanent
 from harvest_lib.airflow.spark_job import SparkJobRefused, run_spark_job
+from harvest_lib.airflow.tasks import task_path, tell_outlets
 from harvest_lib.audit.stored import stored_audit
 from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
@@ -77,7 +78,7 @@ class OutboxAuditOperator(OutboxOperator):
         with permanent(AuditFailed, NothingChecked, SparkJobRefused):
             config = HarvestHook(self.conn_id).config()
             self._lineage.read += [outbox_name(config), *topic_names(config, topics)]
-            audit_id = self.audit_id or task_path(context)
+            audit_id = self.audit_id or task_path(context["ti"])
             if self.engine == "spark":
                 summary = self._by_spark(config, topics, audit_id)
             else:
@@ -86,7 +87,7 @@ class OutboxAuditOperator(OutboxOperator):
             require_passed(summary, allow_empty=self.allow_empty)
         numbers = numbers_of(summary)
         day = context["dag_run"].run_after.date().isoformat()
-        self._tell_outlets(context, {**numbers, "topics": topics, "day": day})
+        tell_outlets(self, context, {**numbers, "topics": topics, "day": day})
         return numbers
 
     def _by_spark(self, config: "HarvestConfig", topics: Sequence[str], audit_id: str) -> AuditSummary:

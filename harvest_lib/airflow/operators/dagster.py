@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, BaseOperator, BaseOperatorLink
+from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from harvest_lib.airflow.dagster.request import TaskAttempt
 from harvest_lib.airflow.dagster.wait import DagsterRunFailed
@@ -25,6 +25,7 @@ from harvest_lib.airflow.operators.raised import raise_outcome
 from harvest_lib.airflow.operators.typed import typed
 from harvest_lib.airflow.outcomes import SUCCEEDED
 from harvest_lib.airflow.provider import DAGSTER_ID
+from harvest_lib.airflow.tasks import task_path, tell_outlets
 from harvest_lib.airflow.triggers.dagster import DagsterRunTrigger
 
 if TYPE_CHECKING:
@@ -157,16 +158,9 @@ class DagsterJobOperator(BaseOperator):
             raise_outcome(event, DagsterRunFailed)
         self.log.info("the Dagster run succeeded: %s", event["url"])
         result = {name: event[name] for name in ("run_id", "url", "assets")}
-        for outlet in self.outlets:
-            if isinstance(outlet, Asset):
-                partition = {"partition": self.partition} if self.partition else {}
-                context["outlet_events"][outlet].extra.update({**result, **partition})
+        tell_outlets(self, context, {**result, **({"partition": self.partition} if self.partition else {})})
         return result
 
 
 def _attempt(instance: Any) -> TaskAttempt:
-    before = instance.max_tries - (instance.task.retries or 0)  # tries before the task was last cleared
-    parts = [instance.dag_id, instance.run_id, instance.task_id]
-    if instance.map_index is not None and instance.map_index >= 0:
-        parts.append(str(instance.map_index))
-    return TaskAttempt(task="/".join([*parts, str(max(before, 0))]), number=instance.try_number)
+    return TaskAttempt(task=task_path(instance, with_clears=True), number=instance.try_number)

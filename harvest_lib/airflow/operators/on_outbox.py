@@ -1,12 +1,11 @@
 """The common part of the operators on an outbox."""
 
-import hashlib
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import BaseOperator
 
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.lineage import Lineage
@@ -18,9 +17,6 @@ from harvest_lib.postgres.database import connect
 
 if TYPE_CHECKING:
     import psycopg
-    from airflow.sdk import Context
-
-_LONGEST_ID, _DIGEST = 200, 16
 
 
 class OpenOutbox(NamedTuple):
@@ -57,25 +53,3 @@ class OutboxOperator(BaseOperator):
             config = HarvestHook(self.conn_id).config()
             with connect(config.data_source.conninfo()) as connection:
                 yield OpenOutbox(config, OutboxTable.parse(config.outbox_table), connection)
-
-    def _tell_outlets(self, context: "Context", facts: Mapping[str, Any]) -> None:
-        """Add `facts` to the asset events of the task's outlets, for the DAGs that are scheduled on the assets."""
-        for each in self.outlets:
-            if isinstance(each, Asset):
-                context["outlet_events"][each].extra.update(facts)
-
-
-def task_path(context: "Context", *, with_clears: bool = False) -> str:
-    """Return a text of at most 200 characters that is the same for all tries of a task: DAG, run, task, and the index
-    of a mapped task. With `with_clears`, it differs after the task was cleared."""
-    instance: Any = context["ti"]
-    parts = [instance.dag_id, instance.run_id, instance.task_id]
-    if instance.map_index is not None and instance.map_index >= 0:
-        parts.append(str(instance.map_index))
-    if with_clears:  # the number of tries before the task was last cleared
-        parts.append(str(max(instance.max_tries - (instance.task.retries or 0), 0)))
-    path = "/".join(parts)
-    if len(path) <= _LONGEST_ID:
-        return path
-    digest = hashlib.sha256(path.encode()).hexdigest()[:_DIGEST]
-    return f"{path[: _LONGEST_ID - _DIGEST - 1]}-{digest}"

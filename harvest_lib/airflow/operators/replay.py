@@ -8,6 +8,7 @@ from harvest_lib.airflow.lineage import outbox_name, topic_names
 from harvest_lib.airflow.operators.on_outbox import OutboxOperator
 from harvest_lib.airflow.operators.raised import permanent
 from harvest_lib.airflow.spark_job import SparkJobRefused, run_spark_job
+from harvest_lib.airflow.tasks import tell_outlets
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,5 +59,5 @@ class ReplayOperator(OutboxOperator):
             self._lineage.read.append(outbox_name(config))
             self._lineage.written += topic_names(config, [each.rpartition("=")[2] for each in named])
             report = run_spark_job(_SPARK_MODULE, config, arguments, say=lambda line: self.log.info("%s", line))
-        self._tell_outlets(context, report)
+        tell_outlets(self, context, report)
         return report
