@@ -28,7 +28,7 @@ def after_audit() -> None:
 
     @task
     def report(triggering_asset_events=None) -> list[str]:  # type: ignore[no-untyped-def]  # Airflow's
-        return [f"{event.extra['committed']} records proved" for event in triggering_asset_events[proven]]
+        return [f"{event.extra['proved']} records proved" for event in triggering_asset_events[proven]]
 
     report()
 

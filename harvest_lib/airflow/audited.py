@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from harvest_lib.airflow.awaited import START, NotInTime, seconds_of
 from harvest_lib.audit.last_audits import last_audits, rows_query
 from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import ConfigError, HarvestError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedSelection
 from harvest_lib.postgres.database import connect
 from harvest_lib.postgres.translation import translated
+from harvest_lib.source.parked import readable_parked_table
 
 _MEANINGS = {
     "lost": ("committed, and not in Kafka", "lost"),
@@ -27,8 +29,24 @@ _MEANINGS = {
 the records; keys have no table."""
 
 
+MAX_BACKLOG_AGE = timedelta(minutes=5)
+"""The longest time for which a record may wait when an audit reads the outbox."""
+
+
 class AuditFailed(HarvestError):
     """The audit found records that were lost, reordered, repeated or never committed: its tables list the records."""
+
+
+class NotDelivered(HarvestError):
+    """Committed records are not in Kafka: they wait too long, or they are parked. A later audit may find them there."""
+
+
+def named_topics(topics: Sequence[str] | str) -> list[str]:
+    """Return the topics as a list. Raises ConfigError if there is none."""
+    found = [topics] if isinstance(topics, str) else list(topics)
+    if not any(found):
+        raise ConfigError("no topic is named", field="topics", next_step='name the topics: topics=["orders"]')
+    return found
 
 
 def require_passed(summary: AuditSummary, *, allow_empty: bool) -> None:
@@ -46,9 +64,36 @@ def require_passed(summary: AuditSummary, *, allow_empty: bool) -> None:
         raise summary.nothing_checked("set allow_empty=True")
 
 
+def require_delivered(
+    config: HarvestConfig, summary: AuditSummary, topics: Sequence[str], max_backlog_age: float
+) -> None:
+    """Raise NotDelivered if a record waited for `max_backlog_age` seconds when the audit read the outbox, or if a
+    record of the topics is parked now. Raises HarvestError if the parked records cannot be read."""
+    if summary.backlog_records and summary.backlog_age_seconds >= max_backlog_age:
+        raise NotDelivered(
+            f"{summary.backlog_records:,} committed records are not delivered",
+            evidence=f"the oldest waited for {summary.backlog_age_seconds:,.1f} s at audit {summary.audit_id}",
+            next_step="check with `harvest status` who leads; or raise max_backlog_age",
+        )
+    table = OutboxTable.parse(config.outbox_table)
+    with connect(config.data_source.conninfo()) as connection:
+        parked = readable_parked_table(connection, table, config)
+        if not parked.summary(connection).parked:  # raises if this role may not read the table
+            return
+        counts = {topic: parked.counts(connection, ParkedSelection(topic=topic)) for topic in topics}
+    if found := {topic: each.parked + each.held for topic, each in counts.items() if each and each.parked + each.held}:
+        raise NotDelivered(
+            f"{sum(found.values()):,} committed records are parked, so they are not delivered",
+            evidence=", ".join(f"{count:,} of {topic}" for topic, count in found.items()),
+            next_step="see the reasons with `harvest park list`; remove the cause, then `harvest park retry`",
+        )
+
+
 def numbers_of(summary: AuditSummary) -> dict[str, Any]:
-    """Return the numbers for XCom and for asset events: a mapping that JSON can hold, the time in ISO format."""
-    return {**asdict(summary), "at": summary.at.isoformat()}
+    """Return the numbers for XCom and for asset events: a mapping that JSON can hold, the time in ISO format, and
+    `proved`, the committed records that did not wait."""
+    proved = summary.committed - summary.backlog_records
+    return {**asdict(summary), "at": summary.at.isoformat(), "proved": proved}
 
 
 def page_of(summary: AuditSummary) -> str:
@@ -64,10 +109,11 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReading:
-    """A reading of the last audit. `summary` is None if there is none."""
+    """A reading of the last audit. `summary` is None if there is none. `trouble` says what is not delivered."""
 
     is_done: bool
     summary: AuditSummary | None
+    trouble: str = ""
 
     def as_xcom(self) -> dict[str, str]:
         """Return the audit's numbers as texts."""
@@ -76,7 +122,8 @@ class AuditReading:
     def __str__(self) -> str:
         if self.summary is None:
             return "there is no audit of these topics"
-        return f"the last audit is {self.summary.audit_id}, of {self.summary.at.isoformat(' ', 'seconds')}"
+        last = f"the last audit is {self.summary.audit_id}, of {self.summary.at.isoformat(' ', 'seconds')}"
+        return f"{last}: {self.trouble}" if self.trouble else last
 
 
 class AwaitedAudit:
@@ -86,9 +133,19 @@ class AwaitedAudit:
     A time without a zone is in UTC. All times are of Postgres's clock.
     """
 
-    def __init__(self, *, topics: Sequence[str], since: str, prefix: str = "", allow_empty: bool = False) -> None:
-        """`prefix` is the beginning of the ids of the audits that count. Raises ConfigError if `since` is no time."""
-        self._topics, self._prefix, self._allow_empty = topics, prefix, allow_empty
+    def __init__(
+        self,
+        *,
+        topics: Sequence[str],
+        since: str,
+        prefix: str = "",
+        allow_empty: bool = False,
+        max_backlog_age: float = MAX_BACKLOG_AGE.total_seconds(),
+    ) -> None:
+        """`prefix` is the beginning of the ids of the audits that count. Raises ConfigError if `since` is no time, or
+        if there is no topic."""
+        self._topics, self._prefix, self._allow_empty = named_topics(topics), prefix, allow_empty
+        self._max_backlog_age = max_backlog_age
         self._since: float | None = None if since == START else seconds_of(since, "since", START)
         self.since = since
         """The time in ISO format; `start` before the first reading."""
@@ -104,9 +161,14 @@ class AwaitedAudit:
             found = last_audits(connection, table, self._topics, prefix=self._prefix)
         last = found[0] if found else None
         is_done = last is not None and last.at.timestamp() >= self._since
+        trouble = ""
         if is_done and last is not None:
             require_passed(last, allow_empty=self._allow_empty)
-        return AuditReading(is_done=is_done, summary=last)
+            try:
+                require_delivered(config, last, self._topics, self._max_backlog_age)
+            except NotDelivered as error:
+                trouble = str(error)
+        return AuditReading(is_done=is_done and not trouble, summary=last, trouble=trouble)
 
     def late(self, last: str) -> NotInTime:
         """Return the error for an outbox whose last reading was `last`."""

@@ -22,15 +22,15 @@ class EventProgress:
     @classmethod
     def of_json(cls, stored: Any, mine: Sequence[datetime]) -> "EventProgress":
         """Return what is stored. `mine` are the times of the events for which Airflow started this task's run: without
-        progress the task begins there, and also if they are earlier than all that was looked at."""
+        progress the task begins there, and also if they are earlier than what the next task sees again."""
         first = min(mine, default=None)
         if not stored:
             return cls(since=first, until=None, recent={}, begin=first)
         since, until = (datetime.fromisoformat(stored[name]) for name in ("since", "until"))
         recent = {int(each): datetime.fromisoformat(at) for each, at in stored["recent"].items()}
         begin = until - _LATE
-        if first is not None and first < since:
-            begin = since = first
+        if first is not None:
+            begin, since = min(begin, first), min(since, first)
         return cls(since=since, until=until, recent=recent, begin=begin)
 
     def note(self, event: int, at: datetime) -> int:

@@ -1,24 +1,24 @@
 """A job of `harvest_lib.spark` in a process of its own, which reaches the outbox of an Airflow connection.
 
-The process gets Postgres by the variable HARVEST_DSN, and the other settings in a file that only this user can read.
-That file is deleted with the process.
+The process gets Postgres by the variable HARVEST_DSN, and the other settings in a file in memory that it alone
+inherits. It ends with the task, even if the task is killed.
 """
 
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.environment import environment_values
 from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack import child
 
 _CONFIG_VARIABLE, _DSN_VARIABLE = "HARVEST_CONFIG", "HARVEST_DSN"
-_END_SECONDS = 30.0
+_END_SECONDS = 3.0
+"""Time to end. Airflow kills a task 5 s after it asked the task to end."""
 _QUOTED_LINES = 20
 _PERMANENT_CODES = frozenset({3, 4})
 """Exit codes of errors that another try would find again: wrong arguments, and tables that are missing."""
@@ -52,13 +52,18 @@ def run_spark_job(
     # In the file it would be read by the rules of goharvest, which has other defaults than libpq.
     environment[_DSN_VARIABLE] = config.data_source.conninfo()
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    with tempfile.TemporaryDirectory(prefix="harvest-spark-") as folder:
-        settings = Path(folder, "harvest.yaml")
-        settings.touch(mode=0o600)
-        settings.write_text(json.dumps({"harvest": _settings(config)}))
-        command = [sys.executable, "-m", module, "-f", str(settings), "--json", *arguments]
+    with os.fdopen(os.memfd_create("harvest.yaml"), "wb") as settings:
+        settings.write(json.dumps({"harvest": _settings(config)}).encode())
+        settings.flush()
+        job = [sys.executable, "-m", module, "-f", f"/dev/fd/{settings.fileno()}", "--json", *arguments]
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            [sys.executable, child.__file__, "--parent", str(os.getpid()), "--", *job],
+            env=environment,
+            pass_fds=[settings.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as process:
             try:
                 lines = _lines(process, say)

@@ -14,12 +14,13 @@ _LONGEST_ID, _DIGEST = 200, 16
 
 def task_path(instance: Any, *, with_clears: bool = False) -> str:
     """Return a text of at most 200 characters that is the same for all tries of a task instance (`context["ti"]`): DAG,
-    run, task, and the index of a mapped task. With `with_clears`, it differs after the task was cleared."""
+    run, task, and the index of a mapped task. With `with_clears`, it differs after the task was cleared when it had
+    ended."""
     parts = [instance.dag_id, instance.run_id, instance.task_id]
     if instance.map_index is not None and instance.map_index >= 0:
         parts.append(str(instance.map_index))
-    if with_clears:  # the number of tries before the task was last cleared
-        parts.append(str(max(instance.max_tries - (instance.task.retries or 0), 0)))
+    if with_clears:  # Airflow sets it at a clear, and at no other time
+        parts.append(str(instance.max_tries))
     path = "/".join(parts)
     if len(path) <= _LONGEST_ID:
         return path

@@ -82,14 +82,17 @@ def stored_audit(
         results.prepare(connection)
     with temporary_database() as records:
         compared = Summarizing(records)
+        read_at = None
         if committed is not None:
+            with connect(conninfo) as connection:
+                read_at = _clock(connection)
             only = topics[0] if len(topics) == 1 else None
             compared.add_delivered(read_query(conninfo, committed, topics=topics), only)
         with connect(conninfo) as connection, _snapshot(connection):
             read = _add_outbox(connection, table, config, topics, compared, knows_more=committed is not None)
         compared.add_observed(chain.from_iterable(read_topics(kafka, topics)))
         compared.compare(begins, read.floor)
-        summary = compared.summary(audit_id, read.at)
+        summary = compared.summary(audit_id, read.at if read_at is None else min(read_at, read.at))
         with connect(conninfo) as connection:
             try:
                 results.stage(connection, compared.findings(), run=run)
@@ -116,7 +119,7 @@ def _add_outbox(
     *,
     knows_more: bool,
 ) -> _Read:
-    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    at = _clock(connection)
     is_mapped = config.columns is not None
     kind = "native" if is_mapped else table.check_columns(connection)
     with hiding_named():
@@ -136,7 +139,12 @@ def _add_outbox(
         cursor.execute(sql.SQL(_ROWS).format(rows=rows).as_string(connection).encode())
         compared.add_outbox(cursor)
     floor = None if is_purged or is_mapped else Segments(table).read(connection)[0].lower
-    return _Read(at=float(row[0]) if row is not None else 0.0, floor=floor)
+    return _Read(at=at, floor=floor)
+
+
+def _clock(connection: psycopg.Connection[Any]) -> float:
+    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    return float(row[0]) if row is not None else 0.0
 
 
 def _left(read: Sequence[OutboxTable], topics: Sequence[str]) -> sql.Composed:

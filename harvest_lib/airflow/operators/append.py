@@ -1,8 +1,9 @@
 """The operator that commits business rows and outbox records in one transaction."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -29,9 +30,10 @@ _ONCE = """
 INSERT INTO {ledger} (batch, rows, content_hash, run, staging_seconds, promote_seconds)
 VALUES (%s, %s, '', 'airflow', 0, 0) ON CONFLICT DO NOTHING
 """
+_TRANSACTION = "SELECT pg_current_xact_id()::text, current_setting('search_path')"
 _INSERT = "INSERT INTO {table} ({columns}) VALUES ({values})"
-_PERMANENT_CLASSES = frozenset({"22", "23", "42"})
-"""Classes of SQLSTATE: wrong data, violated constraints, wrong statements and missing privileges."""
+_PERMANENT_CLASSES = frozenset({"22", "23", "42", "P0"})
+"""Classes of SQLSTATE: wrong data, violated constraints, wrong statements, and errors that a function raises."""
 _FIELDS = ("topic", "key", "value", "headers")
 
 
@@ -77,8 +79,8 @@ class OutboxAppendOperator(OutboxOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Commit rows and records, and return their numbers."""
         with permanent(RecordError):
-            records = [_record(each) for each in _parsed(self.records, "records")]
-            rows = {table: list(listed) for table, listed in dict(_parsed(self.rows, "rows")).items()}
+            records = [_record(each) for each in _listed(_parsed(self.records, "records"), "records")]
+            rows = _rows(_parsed(self.rows, "rows"))
         appended = True
         with self._open() as (config, table, connection), permanent(RecordError, StatementRefused), translated():
             if self.once:
@@ -87,7 +89,8 @@ class OutboxAppendOperator(OutboxOperator):
                 if self.once:
                     appended = _entered(connection, table, task_path(context["ti"], with_clears=True), len(records))
                 if appended:
-                    self._append(connection, config.outbox_table, rows, records)
+                    self._execute(connection, rows)
+                    append(connection, records, table=config.outbox_table)
         done = {"records": len(records), "rows": sum(map(len, rows.values())), "appended": appended}
         self._lineage.written += [outbox_name(config), *(table_name(config, name) for name in rows)]
         by = "committed" if appended else "an earlier try of this task had committed"
@@ -95,19 +98,24 @@ class OutboxAppendOperator(OutboxOperator):
         tell_outlets(self, context, done)
         return done
 
-    def _append(
-        self,
-        connection: psycopg.Connection[Any],
-        table: str,
-        rows: Mapping[str, Sequence[Mapping[str, Any]]],
-        records: Sequence[OutboxRecord],
-    ) -> None:
+    def _execute(self, connection: psycopg.Connection[Any], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Execute the statements and insert the rows. The statements must not end the transaction; the tables of rows
+        and records are found as before them."""
+        before = connection.execute(_TRANSACTION).fetchone()
         with _refusals_named():
             for statement in [self.sql] if isinstance(self.sql, str) else self.sql:
                 connection.execute(statement.encode(), self.parameters)
+        after = connection.execute(_TRANSACTION).fetchone()
+        if before is None or after is None or after[0] != before[0]:
+            raise StatementRefused(
+                "a statement of `sql` has ended the transaction",
+                evidence="no record was committed; what came before that statement may be",
+                next_step="remove BEGIN, COMMIT and ROLLBACK from `sql`, and check what it has written",
+            )
+        connection.execute("SELECT set_config('search_path', %s, true)", (before[1],))
+        with _refusals_named():
             for name, listed in rows.items():
                 _insert(connection, name, listed)
-        append(connection, records, table=table)
 
 
 def _parsed(given: Any, field: str) -> Any:
@@ -129,7 +137,27 @@ def _record(given: Mapping[str, Any]) -> OutboxRecord:
             evidence=f"it has {named}",
             next_step='write {"topic": "orders", "key": "o-1", "value": {"total": 9}}',
         )
-    return OutboxRecord(**given)
+    return OutboxRecord(**{**given, "headers": given.get("headers") or ()})
+
+
+def _rows(given: Any) -> dict[str, list[Mapping[str, Any]]]:
+    found = {}
+    for table, listed in given.items() if isinstance(given, Mapping) else [("rows", given)]:
+        rows = _listed(listed, f"rows of {table}")
+        if not isinstance(given, Mapping) or not all(isinstance(row, Mapping) and row for row in rows):
+            raise RecordError(
+                "rows are no mapping of tables to lists of rows",
+                evidence=f"{table}: {type(listed).__name__}",
+                next_step='write {"orders": [{"id": 1, "total": 9}]}',
+            )
+        found[str(table)] = rows
+    return found
+
+
+def _listed(given: Any, field: str) -> list[Any]:
+    if isinstance(given, str | Mapping | None) or not isinstance(given, Iterable):
+        raise RecordError(f"{field} are no list", evidence=f"{type(given).__name__}", next_step="give a list")
+    return list(given)
 
 
 def _ensure_ledger(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
@@ -160,23 +188,25 @@ def _refusals_named() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if (error.sqlstate or "")[:2] not in _PERMANENT_CLASSES:
+        is_ours = error.sqlstate is None and isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
+        if not is_ours and (error.sqlstate or "")[:2] not in _PERMANENT_CLASSES:
             raise
         raise StatementRefused(
             "Postgres refused a statement or a row of this task",
             evidence=evidence_of(error),
-            next_step="correct `sql` or `rows`; nothing was committed",
+            next_step="correct `sql`, `parameters` or `rows`; with parameters a % is written %%; nothing was committed",
         ) from error
 
 
 def _insert(connection: psycopg.Connection[Any], table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    for row in rows:
-        statement = sql.SQL(_INSERT).format(
-            table=in_statement(OutboxTable.parse(table).identifier),
-            columns=sql.SQL(", ").join(in_statement(sql.Identifier(name)) for name in row),
-            values=sql.SQL(", ").join(sql.Placeholder() for _ in row),
-        )
-        connection.execute(statement, [_adapted(value) for value in row.values()])
+    with connection.cursor() as cursor:
+        for columns, alike in groupby(rows, key=tuple):
+            statement = sql.SQL(_INSERT).format(
+                table=in_statement(OutboxTable.parse(table).identifier),
+                columns=sql.SQL(", ").join(in_statement(sql.Identifier(name)) for name in columns),
+                values=sql.SQL(", ").join(sql.Placeholder() for _ in columns),
+            )
+            cursor.executemany(statement, [[_adapted(value) for value in row.values()] for row in alike])
 
 
 def _adapted(value: Any) -> Any:

@@ -2,10 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from harvest_lib.airflow.audited import AuditFailed, numbers_of, page_of, require_passed
+from harvest_lib.airflow.audited import (
+    MAX_BACKLOG_AGE,
+    AuditFailed,
+    named_topics,
+    numbers_of,
+    page_of,
+    require_delivered,
+    require_passed,
+)
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.lineage import outbox_name, topic_names
 from harvest_lib.airflow.operators.on_outbox import OutboxOperator
@@ -32,7 +40,8 @@ class OutboxAuditOperator(OutboxOperator):
     numbers, the `topics` and the `day` of the run, so that a DAG can be scheduled on the proof.
 
     Raises AirflowFailException for anomalies, for an audit without a committed record, and for an error that another
-    try would find again. Raises HarvestError if Postgres, Kafka or Spark failed: Airflow retries.
+    try would find again. Raises HarvestError if records wait too long or are parked, or if Postgres, Kafka or Spark
+    failed: Airflow retries.
     """
 
     template_fields: Sequence[str] = ("conn_id", "topics", "committed", "audit_id", "spark_arguments")
@@ -47,6 +56,7 @@ class OutboxAuditOperator(OutboxOperator):
         spark_arguments: Sequence[str] = (),
         audit_id: str | None = None,
         allow_empty: bool = False,
+        max_backlog_age: timedelta = MAX_BACKLOG_AGE,
         **arguments: Any,
     ) -> None:
         """Make the task. `committed` is a query of the committed records, as for `harvest audit --committed`. An outbox
@@ -54,9 +64,9 @@ class OutboxAuditOperator(OutboxOperator):
 
         `engine="process"` compares in the process of the task. `engine="spark"` runs the audit by Spark in a process of
         its own, with `spark_arguments`, such as `["--table", "orders", "--id-column", "order_id"]`; it needs the extra
-        `spark`.
-        `allow_empty` accepts an audit without a committed record. Raises ValueError for another engine, and for
-        `committed` with `engine="spark"`.
+        `spark`. `allow_empty` accepts an audit without a committed record. `max_backlog_age` is the time for which a
+        record may wait; with `timedelta(0)` none may. Raises ValueError for another engine, and for `committed` with
+        `engine="spark"`.
         """
         super().__init__(**arguments)
         if engine not in {"process", "spark"}:
@@ -71,11 +81,12 @@ class OutboxAuditOperator(OutboxOperator):
         self.spark_arguments = spark_arguments
         self.audit_id = audit_id
         self.allow_empty = allow_empty
+        self.max_backlog_age = max_backlog_age
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Audit, log the numbers, and return them."""
-        topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
         with permanent(AuditFailed, NothingChecked, SparkJobRefused):
+            topics = named_topics(self.topics)
             config = HarvestHook(self.conn_id).config()
             self._lineage.read += [outbox_name(config), *topic_names(config, topics)]
             audit_id = self.audit_id or task_path(context["ti"])
@@ -85,6 +96,7 @@ class OutboxAuditOperator(OutboxOperator):
                 summary = stored_audit(config, topics, audit_id=audit_id, committed=self.committed)
             self.log.info("audit of %s\n%s", ", ".join(topics), page_of(summary))
             require_passed(summary, allow_empty=self.allow_empty)
+            require_delivered(config, summary, topics, self.max_backlog_age.total_seconds())
         numbers = numbers_of(summary)
         day = context["dag_run"].run_after.date().isoformat()
         tell_outlets(self, context, {**numbers, "topics": topics, "day": day})

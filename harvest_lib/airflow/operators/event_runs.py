@@ -13,12 +13,14 @@ from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
 
+from harvest_lib.airflow.compat import AirflowException
 from harvest_lib.airflow.event_progress import EventProgress
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _PAGE_EVENTS = 200
+_MOST_REFUSED = 100
 
 
 class RunPerEventOperator(BaseOperator):
@@ -44,14 +46,28 @@ class RunPerEventOperator(BaseOperator):
         """Start the runs."""
         store, key = context["asset_state_store"][self.asset], f"runs/{self.dag_id}/{self.task_id}"
         progress = EventProgress.of_json(store.get(key), [each.timestamp for each in self._triggering(context)])
-        started = 0
+        started, there, refused = 0, 0, []
         for event in self._events(context, progress):
-            started += self._start(event)
-            if progress.note(event.id, event.timestamp) % _PAGE_EVENTS == 0:
+            try:
+                is_new = self._start(event)
+            except AirflowRuntimeError as error:
+                # One event that the DAG refuses must not keep the others from their runs.
+                self.log.error("the event %s starts no run of %s: %s", event.id, self.trigger_dag_id, error)  # noqa: TRY400
+                refused.append(event.id)
+                if len(refused) == _MOST_REFUSED:
+                    break
+                continue
+            started, there = started + is_new, there + (not is_new)
+            if progress.note(event.id, event.timestamp) % _PAGE_EVENTS == 0 and not refused:
                 store.set(key, progress.as_json())
-        if progress.until is not None:
+        if progress.until is not None and not refused:
             store.set(key, progress.as_json())
-        self.log.info("started %d runs of %s", started, self.trigger_dag_id)
+        self.log.info("started %d runs of %s; %d events had their run before", started, self.trigger_dag_id, there)
+        if refused:
+            raise AirflowException(
+                f"{self.trigger_dag_id} refused the runs of {len(refused)} events, the first of them {refused[0]}: see "
+                "the log; correct the DAG's parameters, or clear this task afterwards"
+            )
         return started
 
     def _triggering(self, context: "Context") -> Sequence[Any]:

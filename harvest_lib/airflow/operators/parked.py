@@ -1,10 +1,13 @@
 """The operator that sends parked records again."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harvest_lib.airflow.operators.on_outbox import OutboxOperator
+from harvest_lib.airflow.operators.raised import permanent
+from harvest_lib.errors import ConfigError
 from harvest_lib.outbox.parking import ParkedSelection
 from harvest_lib.source.parked import readable_parked_table
 
@@ -24,10 +27,15 @@ class ParkRetryOperator(OutboxOperator):
     template_fields: Sequence[str] = ("conn_id", "topic", "key", "ids")
 
     def __init__(
-        self, *, topic: str | None = None, key: str | None = None, ids: Sequence[int] | None = None, **arguments: Any
+        self,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        ids: Sequence[int] | str | None = None,
+        **arguments: Any,
     ) -> None:
         """Make the task. Without `topic`, `key` and `ids`, all parked records are meant; else those that meet each of
-        them. All `ids` have to be parked."""
+        them. All `ids` have to be parked; they may be a text of JSON."""
         super().__init__(**arguments)
         self.topic = topic
         self.key = key
@@ -35,8 +43,8 @@ class ParkRetryOperator(OutboxOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 - Airflow's
         """Put the records back, and return the numbers."""
-        ids = None if self.ids is None else [int(each) for each in self.ids]
-        selection = ParkedSelection(ids=ids, topic=self.topic or None, key=self.key or None)
+        with permanent():
+            selection = ParkedSelection(ids=_numbers(self.ids), topic=_named("topic", self.topic), key=self.key)
         with self._open() as (config, table, connection):
             parked = readable_parked_table(connection, table, config)
             done = parked.retry(connection, selection, keep_order=config.parking != "skip")
@@ -47,3 +55,20 @@ class ParkRetryOperator(OutboxOperator):
             done.waiting,
         )
         return {**asdict(done), "behind": list(done.behind)}
+
+
+def _named(field: str, text: str | None) -> str | None:
+    """Return the text. Raises ConfigError for an empty one: a template that found nothing must not mean everything."""
+    if text is None or text.strip():
+        return text
+    raise ConfigError(f"{field} is empty", field=field, next_step="name a topic, or leave it out to mean all records")
+
+
+def _numbers(ids: Sequence[Any] | str | None) -> list[int] | None:
+    try:
+        found = json.loads(ids) if isinstance(ids, str) else ids
+        return None if found is None else [int(each) for each in found]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"ids are no numbers: {str(ids)[:80]!r}", field="ids", next_step="give a list such as [4711, 4712]"
+        ) from error

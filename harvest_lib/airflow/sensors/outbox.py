@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from harvest_lib.airflow.audited import AuditFailed, AwaitedAudit
+from harvest_lib.airflow.audited import MAX_BACKLOG_AGE, AuditFailed, AwaitedAudit
 from harvest_lib.airflow.awaited import EMPTY, START, Awaiting
 from harvest_lib.airflow.compat import AirflowSensorTimeout, conf
 from harvest_lib.airflow.hooks.outbox import HarvestHook
@@ -151,11 +151,13 @@ class AuditPassedSensor(OutboxSensor):
         since: str | datetime = START,
         audit_prefix: str = "",
         allow_empty: bool = False,
+        max_backlog_age: timedelta = MAX_BACKLOG_AGE,
         **arguments: Any,
     ) -> None:
         """Make the task. Only audits whose id begins with `audit_prefix` count. `allow_empty` accepts an audit without
-        a committed record. Raises ValueError for `mode="reschedule"` with `since="start"`, because each reading would
-        forget the time of the first."""
+        a committed record. An audit that found a record waiting for `max_backlog_age` does not count, and neither does
+        any while a record of the topics is parked. Raises ValueError for `mode="reschedule"` with `since="start"`,
+        because each reading would forget the time of the first."""
         super().__init__(**arguments)
         if self.mode == "reschedule" and since == START and not self.deferrable:
             raise ValueError("with mode='reschedule' `since` has to be a time: use deferrable=True or mode='poke'")
@@ -163,10 +165,12 @@ class AuditPassedSensor(OutboxSensor):
         self.since = since
         self.audit_prefix = audit_prefix
         self.allow_empty = allow_empty
+        self.max_backlog_age = max_backlog_age
 
     def _condition(self) -> Mapping[str, Any]:
         topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
-        of_audit = {"prefix": self.audit_prefix, "allow_empty": self.allow_empty}
+        of_audit: dict[str, Any] = {"prefix": self.audit_prefix, "allow_empty": self.allow_empty}
+        of_audit["max_backlog_age"] = self.max_backlog_age.total_seconds()
         # The trigger counts from this task's first reading, not from its own.
         since = self._awaiting.since if isinstance(self._awaiting, AwaitedAudit) else _text(self.since)
         return {"topics": topics, "since": since, **of_audit}

@@ -66,7 +66,7 @@ class OutboxEventTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
         self.conn_id = conn_id
-        self.topics = sorted(topics)
+        self.topics = [topics] if isinstance(topics, str) else sorted(topics)
         self.keys = keys
         self.start = start
         self.most_records = most_records

@@ -40,6 +40,7 @@ _MOST_OUTSTANDING = 500
 """Events that Airflow's database may lack while the next one is read. A watcher's queue has room for 1,024."""
 _REQUIRED = {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
 _SECONDS = 30.0
+_UNKNOWN = (ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC)
 _TEMPORARY = (ClientError._TRANSPORT, ClientError._TIMED_OUT, ClientError._ALL_BROKERS_DOWN)
 
 
@@ -62,7 +63,8 @@ class TopicEventTrigger(KafkaSharedStreamTrigger):
         or `beginning`, counts for topics of which the group has no offset yet. `shows_keys` puts keys into the events.
         `poll_timeout` is in seconds.
         """
-        super().__init__(topics=topics, kafka_config_id=kafka_config_id, poll_timeout=poll_timeout)
+        named = [topics] if isinstance(topics, str) else topics
+        super().__init__(topics=named, kafka_config_id=kafka_config_id, poll_timeout=poll_timeout)
         self.start = start
         self.shows_keys = shows_keys
 
@@ -96,6 +98,7 @@ class TopicEvents(KafkaSharedStreamProducer):
         super().__init__(topics=topics, kafka_config_id=kafka_config_id, poll_timeout=poll_timeout)
         self._start = start
         self._troubles = WatcherTroubles(f"the watcher of {', '.join(topics)} by {kafka_config_id!r}")
+        self._missing: set[str] = set()
         self._outstanding = 0
         self._advanced = asyncio.Event()
 
@@ -159,12 +162,16 @@ class TopicEvents(KafkaSharedStreamProducer):
         left out. Partitions that are added later are read from their beginning."""
         known = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
         if known.error is not None:
+            if known.error.code() in _UNKNOWN:
+                self._missing.add(topic)
             raise KafkaException(known.error)
         places = [TopicPartition(topic, partition) for partition in known.partitions]
         if any(each.offset >= 0 for each in consumer.committed(places, timeout=_SECONDS)):
             return
         for each in places:
-            each.offset = log_range(consumer, topic, each.partition, timeout_seconds=_SECONDS)[1]
+            # A topic that did not exist when the watcher started has nothing from before.
+            is_new = topic in self._missing
+            each.offset = 0 if is_new else log_range(consumer, topic, each.partition, timeout_seconds=_SECONDS)[1]
         consumer.commit(offsets=places, asynchronous=False)
 
     def _translated(self, error: ClientError) -> KafkaError:

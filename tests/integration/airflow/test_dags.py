@@ -143,7 +143,7 @@ def test_a_dagster_job_is_started_and_waited_for(ran):
     (run,) = ran.well.runs.values()
     assert run["config"] == CONFIG
     assert {tag["key"]: tag["value"] for tag in run["tags"]} == {
-        "airflow/task": f"harvest_run_dagster_job/{ran.job['run_id']}/dagster_job/0",
+        "airflow/task": f"harvest_run_dagster_job/{ran.job['run_id']}/dagster_job/2",
         "airflow/try": "1",
         "dagster/partition": "2013-01-31",
     }

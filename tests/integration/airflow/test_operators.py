@@ -29,7 +29,7 @@ SELECT %(topic)s, 'k' || n %% 10, repeat('v', %(size)s) FROM generate_series(1, 
 """
 DAGS = """
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from airflow.sdk import Asset, dag, task
 from airflow.sdk.exceptions import AirflowException
@@ -56,7 +56,8 @@ def proves():
     appended = OutboxAppendOperator(
         task_id="append", retries=1, post_execute=fail_first, **CONN,
         rows={"orders": [{"id": 2, "note": {"gift": True}}]},
-        sql=["INSERT INTO orders VALUES (1, %(total)s)", "INSERT INTO orders VALUES (3, %(total)s)"],
+        sql=["INSERT INTO orders VALUES (1, %(total)s)", "INSERT INTO orders VALUES (3, %(total)s)",
+             "CREATE SCHEMA other", "CREATE TABLE other.outbox (LIKE outbox INCLUDING ALL)", "SET search_path = other"],
         parameters={"total": 7},
         records=[RECORD | {"value": {"total": 7}}, RECORD | {"value": None}],
     )
@@ -64,14 +65,15 @@ def proves():
         task_id="append_json", **CONN, once=False,
         records='[{"topic": "{{ dag_run.conf.topic }}", "key": "k", "value": {{ [1, 2] | tojson | tojson }}}]',
     )
-    drained = HarvestDrainOperator(task_id="drain", **CONN)
+    early = OutboxAuditOperator(task_id="early", **CONN, **TOPICS, max_backlog_age=timedelta(0))
+    drained = HarvestDrainOperator(task_id="drain", **CONN, trigger_rule="all_done")
     audited = OutboxAuditOperator(task_id="audit", **CONN, **TOPICS, outlets=[Asset("orders_proven")])
     passed = [
         AuditPassedSensor(task_id=kind, **CONN, **TOPICS, since="{{ dag_run.start_date }}", poke_interval=0.2,
                           deferrable=kind == "deferred", timeout=60) for kind in ("deferred", "poked")
     ]
     late = AuditPassedSensor(task_id="late", **CONN, **TOPICS, deferrable=True, poke_interval=0.2, timeout=2)
-    appended >> later >> drained >> audited >> [*passed, late]
+    appended >> later >> early >> drained >> audited >> [*passed, late]
 
 @dag(dag_id="loses")
 def loses():
@@ -89,6 +91,17 @@ def refuses():
     OutboxAppendOperator(task_id="field", **CONN, **row, records=[RECORD | {"payload": "v"}])
     OutboxAppendOperator(task_id="table", retries=1, **CONN, records=[RECORD | {"value": "v"}],
                          sql="INSERT INTO no_such_table SELECT 1")
+    OutboxAppendOperator(task_id="commits", **CONN, retries=1, records=[RECORD | {"value": "v"}],
+                         sql="CREATE TABLE IF NOT EXISTS left_over (id int); COMMIT")
+    OutboxAppendOperator(task_id="percent", **CONN, **row, sql="SELECT '%', %(n)s", parameters={"n": 1})
+    OutboxAppendOperator(task_id="empty_row", **CONN, retries=1, rows={"orders": [{}]})
+    OutboxAppendOperator(task_id="no_rows", **CONN, retries=1, rows="[1]")
+    OutboxAppendOperator(task_id="no_records", **CONN, retries=1, records="null")
+    dated = RECORD | {"value": {"at": datetime(2026, 1, 1)}}
+    OutboxAppendOperator(task_id="no_json", **CONN, retries=1, records=[dated])
+    OutboxAuditOperator(task_id="no_topics", **CONN, topics=[], retries=1)
+    ParkRetryOperator(task_id="nobody", **CONN, topic="{{ '' }}", retries=1)
+    ParkRetryOperator(task_id="no_ids", **CONN, ids="4711, 4712", retries=1)
     OutboxAuditOperator(task_id="nothing", **CONN, topics=["{{ dag_run.conf['empty'] }}"], retries=1)
     OutboxAuditOperator(task_id="no_topic", **CONN, topics=["no_such_topic"], retries=0)
 
@@ -105,6 +118,8 @@ def parks():
     again = ParkRetryOperator(task_id="again", **CONN, topic=CONF % "topic")
     nothing = ParkRetryOperator(task_id="nothing", **CONN)
     then = HarvestDrainOperator(task_id="then", **CONN)
+    audit = OutboxAuditOperator(task_id="audit", **CONN, **TOPICS)
+    first >> audit
     first >> allow(CONF % "servers", CONF % "topic") >> again >> then >> nothing
 
 @dag(dag_id="maintains")
@@ -204,6 +219,9 @@ def test_an_audit_proves_the_delivery_and_tells_its_numbers(ran):
         "lost": 0,
         "topics": [ran.names["proves"]],
     }
+    assert ran.proves["tasks"]["early"] == "failed"
+    assert "3 committed records are not delivered" in ran.proves["log"]
+    assert (extra["proved"], extra["backlog_records"]) == (3, 0)
     assert extra["audit_id"] == f"proves/{ran.proves['run_id']}/audit"
 
 
@@ -233,6 +251,14 @@ def test_what_is_refused_commits_nothing_and_is_not_tried_again(ran):
         "it has topic, key, headers, payload",
         'relation "no_such_table" does not exist',
         "Postgres refused a statement or a row of this task",
+        "a statement of `sql` has ended the transaction",
+        "with parameters a % is written %%",
+        "rows are no mapping of tables to lists of rows",
+        "records are no list",
+        "cannot be written as JSON",
+        "no topic is named",
+        "topic is empty",
+        "ids are no numbers: '4711, 4712'",
         "the audit found no committed record",
         "no_such_topic",
         "no topic",
@@ -241,7 +267,9 @@ def test_what_is_refused_commits_nothing_and_is_not_tried_again(ran):
 
 
 def test_parked_records_are_sent_again(ran, bootstrap_servers):
-    assert ran.parks["state"] == "success", ran.parks["log"][-4000:]
+    assert ran.parks["tasks"].pop("audit") == "failed"
+    assert "5 committed records are parked, so they are not delivered" in ran.parks["log"]
+    assert set(ran.parks["tasks"].values()) == {"success"}, ran.parks["log"][-4000:]
     assert ran.parks["returned"]["again"]["parked"] == 5
     assert ran.parks["returned"]["nothing"]["parked"] == 0
     assert len(read_topic(bootstrap_servers, ran.names["parks"], isolation="read_committed")) == 5

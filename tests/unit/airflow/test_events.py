@@ -34,7 +34,8 @@ def test_the_next_task_looks_again_at_what_may_have_been_committed_late_and_know
     for number, seconds in enumerate((0, 100, 110, 120)):
         first.note(number, at(seconds))
     found = EventProgress.of_json(stored(first), [at(50)])
-    assert found.begin == at(90)
+    assert found.begin == at(50), "an event of its own run may have been committed too late for the task before"
+    assert EventProgress.of_json(stored(first), [at(100)]).begin == at(90)
     assert found.recent.keys() == {1, 2, 3}
     found.note(4, at(115))
     assert EventProgress.of_json(stored(found), []).begin == at(90), "an earlier event moves nothing back"
@@ -45,7 +46,7 @@ def test_a_run_whose_events_are_before_all_that_was_looked_at_begins_with_them()
     later.note(1, at(200))
     cleared = EventProgress.of_json(stored(later), [at(10)])
     assert (cleared.begin, cleared.since) == (at(10), at(10))
-    assert EventProgress.of_json(stored(later), [at(150)]).begin == at(170)
+    assert EventProgress.of_json(stored(later), [at(150)]).begin == at(150)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """A job of Spark that a task of Airflow runs: exit codes, settings, and its end. A module of ours stands for it."""
 
 import os
-import stat
 import subprocess
-from pathlib import Path
+import sys
 
+import psutil
 import pytest
 
 from harvest_lib.airflow.spark_job import SparkJobFailed, SparkJobRefused, run_spark_job
@@ -26,7 +26,7 @@ if arguments[-1] == "waits":
 if arguments[-1] == "silent":
     sys.exit()
 path = pathlib.Path(file)
-print(json.dumps({"arguments": arguments, "mode": path.stat().st_mode, "text": path.read_text(), "file": file,
+print(json.dumps({"arguments": arguments, "text": path.read_text(), "file": file,
                   "dsn": os.environ["HARVEST_DSN"], "subscription": os.environ.get("HARVEST_SUBSCRIPTION"),
                   "command": pathlib.Path("/proc/self/cmdline").read_text()}))
 print("done")
@@ -55,13 +55,12 @@ def run(config, *arguments, well=()):
     return run_spark_job("stand_in", config, arguments, say=lines.append, well=well), lines
 
 
-def test_the_job_gets_the_settings_in_a_file_of_its_own(config, tmp_path, monkeypatch):
+def test_the_job_gets_the_settings_in_a_file_in_memory(config, tmp_path, monkeypatch):
     found, lines = run(config, "--topic", "orders")
     assert found["arguments"] == ["--json", "--topic", "orders"]
-    assert stat.S_IMODE(found["mode"]) == 0o600
     assert found["subscription"] is None, "a variable would override the file"
     assert CANARY not in found["command"]
-    assert not Path(found["file"]).exists()
+    assert found["file"].startswith("/dev/fd/")
     assert (lines[0], lines[-1]) == ("working", "done")
     (tmp_path / "harvest.yaml").write_text(found["text"])
     monkeypatch.setenv("HARVEST_DSN", found["dsn"])
@@ -89,6 +88,20 @@ def test_a_job_that_printed_no_result_has_not_ended_well(config):
         run(config, "silent")
     with pytest.raises(SparkJobFailed, match="printed no result"):
         run(config, f"code{FOUND_EXIT_CODE}", well=[FOUND_EXIT_CODE])
+
+
+def test_the_job_ends_with_a_task_that_is_killed(config, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from harvest_lib.airflow.spark_job import run_spark_job; from harvest_lib.config import HarvestConfig\n"
+        "def say(line): print(line, flush=True)\n"
+        "run_spark_job('stand_in', HarvestConfig(leadership='solo'), ['waits'], say=say)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as task:
+        assert task.stdout.readline() == "working\n"
+        (job,) = psutil.Process(task.pid).children()
+        task.kill()
+    job.wait(60)
 
 
 def test_the_job_ends_with_the_task(config):
