@@ -36,8 +36,10 @@ def outbox_asset(
     schema is `public`. Raises ConfigError if host, database or table is missing."""
     schema, _, name = table.rpartition(".")
     for field, value in {"host": host, "database": database, "table": name}.items():
-        if not value or "/" in value:
+        if not value or "/" in value or (field == "host" and ":" in value):
             raise ConfigError(
-                f"{value[:80]!r} cannot be part of the URI of an outbox", field=field, next_step=f"give the {field}"
+                f"{value[:80]!r} cannot be part of the URI of an outbox",
+                field=field,
+                next_step="give the port as port=" if ":" in value else f"give the {field}",
             )
     return Asset(uri=f"postgres://{host}:{port}/{database}/{schema or 'public'}/{name}", watchers=[*watchers])

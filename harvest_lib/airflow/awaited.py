@@ -85,8 +85,10 @@ class AwaitedDelivery:
         else:
             raise DatabaseAccessDenied(
                 "it is not known which records are delivered",
-                evidence="this role may not read the parked records, which are not delivered",
-                next_step="as the table's owner: GRANT SELECT on the tables of parked records; or wait until=`empty`",
+                evidence=f"this role may not read {config.outbox_table}_parked or {config.outbox_table}_parked_ids, "
+                "whose records are not delivered",
+                next_step=f"as the table's owner: GRANT SELECT ON {config.outbox_table}_parked, "
+                f"{config.outbox_table}_parked_ids TO the connection's role; or wait until=`empty`",
             )
         return DeliveryReading(
             is_done=is_done,

@@ -35,7 +35,11 @@ MOST_SAMPLES = 60
 """Largest number of samples. Beyond this number, every second sample is dropped."""
 
 _SAMPLE = "SELECT extract(epoch FROM transaction_timestamp())::float8, (SELECT max({id})::bigint FROM {table})"
-_READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
+# A table without a page has no row. So a side table of the other way of reading, which few may read, is no obstacle.
+_READABLE = """
+SELECT coalesce(has_table_privilege(to_regclass(%(side)s), 'SELECT'), false),
+       pg_relation_size(to_regclass(%(side)s)) = 0
+"""
 _PARKED = "SELECT min(id)::bigint, max(id)::bigint FROM {table} {which}"
 
 
@@ -109,13 +113,16 @@ def _parked(
     connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable
 ) -> list[tuple[int, int]] | None:
     """Return the lowest and the highest id of parked records, for each side table that has some. Return None if a side
-    table may not be read."""
+    table with pages may not be read."""
     found: list[tuple[int, int]] = []
     for name in ("parked", "parked_ids"):
         side = table.beside(connection, name)
         if side is None:
             continue
-        if (readable := connection.execute(_READABLE, (str(side),)).fetchone()) is None or not readable[0]:
+        is_readable, is_bare = connection.execute(_READABLE, {"side": str(side)}).fetchone() or (False, False)
+        if not is_readable:
+            if is_bare:
+                continue
             return None
         try:
             check_all_rows(connection, [side.identifier])

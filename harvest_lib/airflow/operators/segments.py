@@ -57,5 +57,7 @@ class SegmentsOperator(OutboxOperator):
                 keep = config.keep_segments_seconds if self.keep is None else self.keep.total_seconds()
                 done = drop_passed(connection, table, keep_seconds=keep)
                 dropped, because = list(done.dropped), done.because
-        self.log.info("created %d segments; dropped: %s; %s", created, ", ".join(dropped) or "none", because)
+        self.log.info("created %d segments; dropped: %s", created, ", ".join(dropped) or "none")
+        if because:
+            self.log.info("the next one is kept: %s", because)
         return {"created": created, "archived": archived, "dropped": dropped, "kept": because}

@@ -1,14 +1,17 @@
 """What a sensor of Airflow waits for, on the real Postgres: later records do not prolong it, parked ones do."""
 
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
 from support.subscribed import Subscribed
 
 from harvest_lib.airflow.awaited import AwaitedDelivery
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox.parking import ParkedRecords
 
 pytestmark = pytest.mark.gate
 
@@ -58,8 +61,31 @@ def test_a_parked_record_is_not_delivered(shop, config):
 
 
 def test_where_the_parked_records_may_not_be_read_a_time_is_refused(shop, config, monkeypatch):
-    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
+    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false, %(side)s::text IS NULL")
     Harvest(config).drain(60)
-    with pytest.raises(DatabaseAccessDenied, match="may not read the parked records"):
+    with pytest.raises(DatabaseAccessDenied, match=r"may not read .*outbox_parked"):
         AwaitedDelivery(until="start").read(config)
     assert AwaitedDelivery(until="empty").read(config).is_done
+
+
+def test_a_role_without_a_right_to_the_table_of_marking_waits_for_a_time(shop, config, unique):
+    """`outbox_parked` is there, and the grants of a harvester that only reads do not name it."""
+    Harvest(config).drain(60)
+    role = unique("reader")[:60]
+    ParkedRecords(shop.name).create(shop.connection)
+    with a_role(shop.connection, role):
+        for table in ("outbox", "outbox_subscriptions", "outbox_parked_ids"):
+            shop.connection.execute(f"GRANT SELECT ON {table} TO {role}")
+        dsn = make_conninfo(shop.dsn, user=role, password="p")
+        own = harvest_config(dsn, shop.servers, shop.group, source="snapshot", delivery="transactional")
+        assert AwaitedDelivery(until="start").read(own).is_done
+
+
+@contextmanager
+def a_role(connection, name):
+    connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'")
+    try:
+        yield
+    finally:
+        connection.execute(f"DROP OWNED BY {name}")
+        connection.execute(f"DROP ROLE {name}")

@@ -30,6 +30,7 @@ assert outbox_asset("db.example.com", "shop").uri == "postgres://db.example.com:
 assert outbox_asset("db", "shop", table="sales.events", port=5433).uri == "postgres://db:5433/shop/sales/events"
 assert refused(topic_asset, "", "orders") and refused(topic_asset, "kafka:9092", "no topic")
 assert refused(outbox_asset, "", "shop")
+assert refused(outbox_asset, "db:5433", "shop")
 assert refused(lambda: OutboxEventTrigger(name="orders", most_records=0))
 outbox = OutboxEventTrigger(name="orders", topics=("b", "a"))
 for made in (outbox, TopicEventTrigger(topics=["orders"], start="beginning")):

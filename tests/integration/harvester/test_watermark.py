@@ -108,7 +108,7 @@ def test_a_parked_record_holds_the_time_back(harvested, read):
 
 
 def test_nothing_is_said_where_the_parked_records_may_not_be_read(harvested, read, monkeypatch):
-    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false OR %s::text IS NULL")
+    monkeypatch.setattr("harvest_lib.harvester.watermark._READABLE", "SELECT false, %(side)s::text IS NULL")
     assert read().delivered_until is None
 
 
