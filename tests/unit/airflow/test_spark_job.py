@@ -15,14 +15,14 @@ pytestmark = pytest.mark.quick
 
 CANARY = "canary-77a1"
 JOB = """
-import json, os, pathlib, sys
+import json, os, pathlib, signal, sys
 _, option, file, *arguments = sys.argv
 print("working")
 if "code" in arguments[-1]:
     print("cause: it went wrong", file=sys.stderr)
     sys.exit(int(arguments[-1].removeprefix("code")))
 if arguments[-1] == "waits":
-    sys.stdin.read()
+    signal.pause()
 if arguments[-1] == "silent":
     sys.exit()
 path = pathlib.Path(file)
