@@ -235,7 +235,7 @@ def test_a_triggerer_reads_the_connection_of_the_database_and_hides_its_token(in
     """Services of Airflow run the page's first DAG: there a trigger reaches connections through another process."""
     home = installed.home / "services"
     (home / "dags").mkdir(parents=True)
-    first, _ = blocks("docs/airflow-dagster.md", under="# Airflow with Dagster")
+    first, *_ = blocks("docs/airflow-dagster.md", under="# Airflow with Dagster")
     (home / "dags" / "first.py").write_text(first.text.replace('"@once"', "None"))
     ports = keep_ports(home / "ports.json", ["api", "worker", "trigger"])
     url = f"http://127.0.0.1:{ports['api']}"

@@ -84,7 +84,7 @@ def tables_that_hold(dsn, text):
 
 
 def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
-    dag, up = blocks("docs/airflow-dagster.md", under="# Airflow with Dagster")
+    dag, up, *_ = blocks("docs/airflow-dagster.md", under="# Airflow with Dagster")
     newcomer.type(dag)
     newcomer.type(up)
     found = running(home)
