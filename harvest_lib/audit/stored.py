@@ -30,7 +30,7 @@ from harvest_lib.errors import ConfigError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.segments import Segments
 from harvest_lib.outbox.table import Beside
-from harvest_lib.postgres.database import connect, lift_timeouts
+from harvest_lib.postgres.database import connect, lift_timeouts, server_time
 from harvest_lib.postgres.translation import translated
 from harvest_lib.source.selection import columns_of
 from harvest_lib.subscriptions.delivered import shards_of
@@ -85,7 +85,7 @@ def stored_audit(
         read_at = None
         if committed is not None:
             with connect(conninfo) as connection:
-                read_at = _clock(connection)
+                read_at = server_time(connection)
             only = topics[0] if len(topics) == 1 else None
             compared.add_delivered(read_query(conninfo, committed, topics=topics), only)
         with connect(conninfo) as connection, _snapshot(connection):
@@ -119,7 +119,7 @@ def _add_outbox(
     *,
     knows_more: bool,
 ) -> _Read:
-    at = _clock(connection)
+    at = server_time(connection)
     is_mapped = config.columns is not None
     kind = "native" if is_mapped else table.check_columns(connection)
     with hiding_named():
@@ -140,11 +140,6 @@ def _add_outbox(
         compared.add_outbox(cursor)
     floor = None if is_purged or is_mapped else Segments(table).read(connection)[0].lower
     return _Read(at=at, floor=floor)
-
-
-def _clock(connection: psycopg.Connection[Any]) -> float:
-    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-    return float(row[0]) if row is not None else 0.0
 
 
 def _left(read: Sequence[OutboxTable], topics: Sequence[str]) -> sql.Composed:

@@ -39,6 +39,7 @@ Linux applies a `tcp_user_timeout` also to a window that stays zero, although th
 the connection, again after each repetition. Keepalives detect a peer that is gone. If data was on the way to the peer,
 detection takes as long as the kernel repeats segments, about 15 minutes."""
 
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _SESSION = {
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",
@@ -209,6 +210,12 @@ def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
     """Disable the role's timeouts for this session, so that statements, transactions and pauses in them may be long.
     Raises psycopg.Error."""
     connection.execute(LIFT_TIMEOUTS)
+
+
+def server_time(connection: psycopg.Connection[Any]) -> float:
+    """Return the time by the server's clock, in Unix seconds. Raises psycopg's errors."""
+    (row,) = connection.execute(_CLOCK)
+    return float(row[0])
 
 
 def require_session(conninfo: str) -> None:

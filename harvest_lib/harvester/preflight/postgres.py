@@ -23,7 +23,7 @@ from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.id_sequences import IdsEnd
 from harvest_lib.outbox.native_table import index_statement
-from harvest_lib.postgres.database import connect, in_statement, require_session
+from harvest_lib.postgres.database import connect, in_statement, require_session, server_time
 from harvest_lib.postgres.translation import translated
 
 _MOST_TOPICS = 100
@@ -31,7 +31,6 @@ _CLOCK_SECONDS = 1.0
 """Largest accepted difference between the clocks of this machine and of Postgres."""
 
 _RECOVERS = "SELECT pg_is_in_recovery()"
-_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 _INDEXES = """
 SELECT array(SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS k (number, place)
@@ -81,9 +80,9 @@ def check_postgres(config: HarvestConfig, report: Report, *, in_dagster: bool = 
 def _check_clock(connection: psycopg.Connection[Any], report: Report) -> None:
     with report.step("clock", "this machine's clock is that of Postgres"), translated():
         before = time.time()
-        (row,) = connection.execute(_CLOCK)
+        server = server_time(connection)
         after = time.time()
-        ahead = (before + after) / 2 - row[0]
+        ahead = (before + after) / 2 - server
         if abs(ahead) > _CLOCK_SECONDS + (after - before) / 2:
             report.warn(
                 "clock",

@@ -62,6 +62,16 @@ def findings(outbox, table):
     return outbox.connection.execute(sql.SQL("SELECT * FROM harvest_audit.{}").format(sql.Identifier(table))).fetchall()
 
 
+def test_the_time_of_an_audit_is_before_the_read_of_the_committed_records(outbox, audit):
+    outbox.fill(RECORDS)
+    outbox.harvest().drain(60)
+    slow = "SELECT id, kafka_key, kafka_topic FROM outbox, (SELECT pg_sleep(2) OFFSET 0) AS late"
+    summary = audit(committed=slow)
+    (after,) = outbox.connection.execute("SELECT clock_timestamp() - interval '2 s'").fetchone()
+    assert summary.committed == RECORDS
+    assert summary.at < after, "records that were committed while the query ran are not in it"
+
+
 def test_the_row_that_is_stored_is_the_summary(outbox, audit):
     outbox.fill(RECORDS)
     outbox.harvest().drain(60)
