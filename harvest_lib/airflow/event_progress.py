@@ -1,4 +1,4 @@
-"""How far tasks have looked at the events of an asset. Pure, no I/O."""
+"""The progress of tasks through the events of an asset. Pure, no I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,27 +11,24 @@ _LATE = timedelta(seconds=30)
 
 @dataclass(slots=True, kw_only=True)
 class EventProgress:
-    """What tasks have looked at: all events from `since` to `until`, except perhaps some that were committed late. Of
-    these, `recent` has the ids and times of those that the next task sees again. `begin` is where this task begins."""
+    """The events that tasks have looked at: all until `until`, except perhaps some that were committed late. `recent`
+    has the ids and times of those that the next task sees again. `begin` is the time from which this task looks."""
 
-    since: datetime | None
     until: datetime | None
     recent: dict[int, datetime]
     begin: datetime | None
 
     @classmethod
     def of_json(cls, stored: Any, mine: Sequence[datetime]) -> "EventProgress":
-        """Return what is stored. `mine` are the times of the events for which Airflow started this task's run: without
-        progress the task begins there, and also if they are earlier than what the next task sees again."""
+        """Return the progress that is stored. `mine` are the times of the events for which Airflow started this task's
+        run: without progress the task begins there, and also if they are earlier than what the next task sees again."""
         first = min(mine, default=None)
         if not stored:
-            return cls(since=first, until=None, recent={}, begin=first)
-        since, until = (datetime.fromisoformat(stored[name]) for name in ("since", "until"))
+            return cls(until=None, recent={}, begin=first)
+        until = datetime.fromisoformat(stored["until"])
         recent = {int(each): datetime.fromisoformat(at) for each, at in stored["recent"].items()}
-        begin = until - _LATE
-        if first is not None:
-            begin, since = min(begin, first), min(since, first)
-        return cls(since=since, until=until, recent=recent, begin=begin)
+        begin = min(until - _LATE, first or until)
+        return cls(until=until, recent=recent, begin=begin)
 
     def note(self, event: int, at: datetime) -> int:
         """Note that an event was looked at. Return the number of events that were noted."""
@@ -41,7 +38,6 @@ class EventProgress:
 
     def as_json(self) -> dict[str, Any]:
         """Return what the next task has to know."""
-        assert self.since is not None  # noqa: S101 - an event was noted
-        assert self.until is not None  # noqa: S101 - as above
+        assert self.until is not None  # noqa: S101 - an event was noted
         kept = {str(each): at.isoformat() for each, at in self.recent.items() if at >= self.until - _LATE}
-        return {"since": self.since.isoformat(), "until": self.until.isoformat(), "recent": kept}
+        return {"until": self.until.isoformat(), "recent": kept}
