@@ -1,18 +1,18 @@
 """The verdict on an audit, for operators and sensors, and the condition of a sensor that waits for an audit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from harvest_lib.airflow.awaited import START, NotInTime, seconds_of
+from harvest_lib.airflow.awaited import START, NotInTime, time_of
 from harvest_lib.audit.last_audits import last_audits, rows_query
 from harvest_lib.audit.summary import AuditSummary
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, HarvestError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parking import ParkedSelection
-from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.database import connect, server_time
 from harvest_lib.postgres.translation import translated
 from harvest_lib.source.parked import readable_parked_table
 
@@ -27,7 +27,6 @@ _MEANINGS = {
 }
 """Names of the counts that have to be zero. Each is mapped to the meaning of its number, and to the table that lists
 the records; keys have no table."""
-
 
 MAX_BACKLOG_AGE = timedelta(minutes=5)
 """The longest time for which a record may wait when an audit reads the outbox."""
@@ -146,9 +145,18 @@ class AwaitedAudit:
         if there is no topic."""
         self._topics, self._prefix, self._allow_empty = named_topics(topics), prefix, allow_empty
         self._max_backlog_age = max_backlog_age
-        self._since: float | None = None if since == START else seconds_of(since, "since", START)
-        self.since = since
-        """The time in ISO format; `start` before the first reading."""
+        self._since = None if since == START else time_of(since, "since", START)
+
+    @property
+    def condition(self) -> Mapping[str, Any]:
+        """The arguments that make an object with this condition; after the first reading, `since` is its time."""
+        return {
+            "topics": self._topics,
+            "since": START if self._since is None else self._since.isoformat(),
+            "prefix": self._prefix,
+            "allow_empty": self._allow_empty,
+            "max_backlog_age": self._max_backlog_age,
+        }
 
     def read(self, config: HarvestConfig) -> AuditReading:
         """Read the last audit. Raises AuditFailed or NothingChecked if the audit did not pass, or a HarvestError;
@@ -156,11 +164,11 @@ class AwaitedAudit:
         table = OutboxTable.parse(config.outbox_table)
         with connect(config.data_source.conninfo()) as connection:
             if self._since is None:
-                self._since = _now(connection)
-                self.since = datetime.fromtimestamp(self._since, UTC).isoformat()
+                with translated():
+                    self._since = datetime.fromtimestamp(server_time(connection), UTC)
             found = last_audits(connection, table, self._topics, prefix=self._prefix)
         last = found[0] if found else None
-        is_done = last is not None and last.at.timestamp() >= self._since
+        is_done = last is not None and last.at >= self._since
         trouble = ""
         if is_done and last is not None:
             require_passed(last, allow_empty=self._allow_empty)
@@ -174,13 +182,7 @@ class AwaitedAudit:
         """Return the error for an outbox whose last reading was `last`."""
         return NotInTime(
             f"no audit of {', '.join(self._topics)} has passed in the given time",
-            evidence=f"{last}; one since {self.since} is awaited",
+            evidence=f"{last}; one since {self.condition['since']} is awaited",
             next_step="check the DAG or job that audits, and that its audit_id and topics are those that this sensor "
             "names; or raise the sensor's timeout",
         )
-
-
-def _now(connection: Any) -> float:
-    with translated():
-        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-    return float(row[0])

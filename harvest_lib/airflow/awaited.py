@@ -1,8 +1,9 @@
 """The condition that a sensor waits for: the backlog is empty, or the records of a time are delivered."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
@@ -14,7 +15,7 @@ EMPTY, START = "empty", "start"
 
 
 class NotInTime(HarvestError):
-    """What a sensor waits for did not happen in the given time: its next step says what to check."""
+    """The condition of a sensor did not hold in the given time: the next step says what to check."""
 
 
 class Reading(Protocol):
@@ -30,6 +31,10 @@ class Reading(Protocol):
 
 class Awaiting(Protocol):
     """Reads an outbox until it is as a sensor wants it."""
+
+    @property
+    def condition(self) -> Mapping[str, Any]:
+        """The arguments that make an object with this condition in another process."""
 
     def read(self, config: HarvestConfig) -> Reading:
         """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
@@ -67,8 +72,11 @@ class AwaitedDelivery:
 
     def __init__(self, *, until: str) -> None:
         """Raises ConfigError if `until` is no such text."""
+        self.condition = {"until": until}
         self._is_empty = until == EMPTY
-        self._until: float | None = None if until in (EMPTY, START) else seconds_of(until, "until", f"{START}, {EMPTY}")
+        self._until: float | None = (
+            None if until in (EMPTY, START) else time_of(until, "until", f"{START}, {EMPTY}").timestamp()
+        )
         self._watermark = Watermark()
 
     def read(self, config: HarvestConfig) -> DeliveryReading:
@@ -106,13 +114,13 @@ class AwaitedDelivery:
         )
 
 
-def seconds_of(text: str, field: str, words: str) -> float:
-    """Return the Unix time of a text in ISO format, in UTC if it has no zone. Raises ConfigError, which names the
-    argument `field` and the `words` that it takes too."""
+def time_of(text: str, field: str, words: str) -> datetime:
+    """Return the time of a text in ISO format, in UTC if it has no zone. Raises ConfigError, which names the argument
+    `field` and the `words` that it takes too."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
             f"{text[:80]!r} is no time", field=field, next_step=f"use {words} or a time in ISO format"
         ) from None
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

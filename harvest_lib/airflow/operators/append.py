@@ -1,7 +1,7 @@
 """The operator that commits business rows and outbox records in one transaction."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -141,22 +141,23 @@ def _record(given: Mapping[str, Any]) -> OutboxRecord:
 
 
 def _rows(given: Any) -> dict[str, list[Mapping[str, Any]]]:
-    found = {}
-    for table, listed in given.items() if isinstance(given, Mapping) else [("rows", given)]:
-        rows = _listed(listed, f"rows of {table}")
-        if not isinstance(given, Mapping) or not all(isinstance(row, Mapping) and row for row in rows):
-            raise RecordError(
-                "rows are no mapping of tables to lists of rows",
-                evidence=f"{table}: {type(listed).__name__}",
-                next_step='write {"orders": [{"id": 1, "total": 9}]}',
-            )
-        found[str(table)] = rows
+    found = {str(table): list(rows) for table, rows in given.items()} if _is_of_lists(given) else None
+    if found is None or not all(isinstance(row, Mapping) and row for rows in found.values() for row in rows):
+        raise RecordError(
+            "rows are no mapping of tables to lists of rows",
+            evidence=f"{str(given)[:80]!r}",
+            next_step='write {"orders": [{"id": 1, "total": 9}]}',
+        )
     return found
 
 
+def _is_of_lists(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(each, list | tuple) for each in given.values())
+
+
 def _listed(given: Any, field: str) -> list[Any]:
-    if isinstance(given, str | Mapping | None) or not isinstance(given, Iterable):
-        raise RecordError(f"{field} are no list", evidence=f"{type(given).__name__}", next_step="give a list")
+    if not isinstance(given, list | tuple):
+        raise RecordError(f"{field} are no list", evidence=type(given).__name__, next_step="give a list")
     return list(given)
 
 

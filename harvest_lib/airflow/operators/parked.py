@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harvest_lib.airflow.operators.on_outbox import OutboxOperator
-from harvest_lib.airflow.operators.raised import permanent
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox.parking import ParkedSelection
 from harvest_lib.source.parked import readable_parked_table
@@ -43,9 +42,8 @@ class ParkRetryOperator(OutboxOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 - Airflow's
         """Put the records back, and return the numbers."""
-        with permanent():
-            selection = ParkedSelection(ids=_numbers(self.ids), topic=_named("topic", self.topic), key=self.key)
         with self._open() as (config, table, connection):
+            selection = ParkedSelection(ids=_numbers(self.ids), topic=_topic(self.topic), key=self.key)
             parked = readable_parked_table(connection, table, config)
             done = parked.retry(connection, selection, keep_order=config.parking != "skip")
         self.log.info(
@@ -57,11 +55,11 @@ class ParkRetryOperator(OutboxOperator):
         return {**asdict(done), "behind": list(done.behind)}
 
 
-def _named(field: str, text: str | None) -> str | None:
+def _topic(text: str | None) -> str | None:
     """Return the text. Raises ConfigError for an empty one: a template that found nothing must not mean everything."""
     if text is None or text.strip():
         return text
-    raise ConfigError(f"{field} is empty", field=field, next_step="name a topic, or leave it out to mean all records")
+    raise ConfigError("topic is empty", field="topic", next_step="name a topic, or leave it out to mean all records")
 
 
 def _numbers(ids: Sequence[Any] | str | None) -> list[int] | None:

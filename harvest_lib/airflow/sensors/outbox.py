@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from harvest_lib.airflow.audited import MAX_BACKLOG_AGE, AuditFailed, AwaitedAudit
+from harvest_lib.airflow.audited import MAX_BACKLOG_AGE, AuditFailed
 from harvest_lib.airflow.awaited import EMPTY, START, Awaiting
 from harvest_lib.airflow.compat import AirflowSensorTimeout, conf
 from harvest_lib.airflow.hooks.outbox import HarvestHook
@@ -70,18 +70,22 @@ class OutboxSensor(BaseSensorOperator):
             deadline=time.time() + self.timeout,
             poll_seconds=self.poke_interval,
             patience_seconds=self.patience.total_seconds(),
-            **self._condition(),
+            **self._reader().condition,  # the trigger counts from this task's first reading, not from its own
         )
         # Airflow's own timeout raises an error without a cause. It only ends the wait if no triggerer runs at all.
         return self.defer(trigger=trigger, method_name="completed", timeout=timedelta(seconds=self.timeout) + _BACKSTOP)
 
+    def _reader(self) -> Awaiting:
+        self._awaiting = self._awaiting or self.waits_by.reads(**self._condition())
+        return self._awaiting
+
     def poke(self, context: "Context") -> PokeReturnValue:  # noqa: ARG002 - Airflow's
         """Read the outbox. The log shows the reading."""
         with permanent(AuditFailed, NothingChecked):
-            self._awaiting = self._awaiting or self.waits_by.reads(**self._condition())
+            reader = self._reader()
             self._config = self._config or HarvestHook(self.conn_id).config()
             try:
-                found = self._awaiting.read(self._config)
+                found = reader.read(self._config)
             except DatabaseUnavailable as error:
                 if time.monotonic() - self._answered > self.patience.total_seconds():
                     raise
@@ -168,12 +172,9 @@ class AuditPassedSensor(OutboxSensor):
         self.max_backlog_age = max_backlog_age
 
     def _condition(self) -> Mapping[str, Any]:
-        topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
         of_audit: dict[str, Any] = {"prefix": self.audit_prefix, "allow_empty": self.allow_empty}
         of_audit["max_backlog_age"] = self.max_backlog_age.total_seconds()
-        # The trigger counts from this task's first reading, not from its own.
-        since = self._awaiting.since if isinstance(self._awaiting, AwaitedAudit) else _text(self.since)
-        return {"topics": topics, "since": since, **of_audit}
+        return {"topics": self.topics, "since": _text(self.since), **of_audit}
 
 
 def _text(moment: str | datetime) -> str:
