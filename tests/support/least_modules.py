@@ -115,6 +115,7 @@ EXEMPT = {
     "integration/airflow/test_outbox_stream": "its subject is a reader, and no harvester runs",
     "integration/airflow/test_provider": "its subject is Airflow, and the server that it asks stands in for Dagster",
     "integration/airflow/test_watched_outbox": "its subject is a reader, and no harvester runs",
+    "integration/airflow/test_topic_start": "its subject is a reader of a topic, and no harvester runs",
     "integration/outbox/test_checks": "its subject is who writes, and what a mark does to rows that are there",
     "integration/grants/test_roles": "its subject is the script itself, for roles of its own",
     "integration/grants/test_dagster_roles": "its subject is the script itself, for roles of its own",

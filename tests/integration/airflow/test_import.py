@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ assert refused(topic_asset, "", "orders") and refused(topic_asset, "kafka:9092",
 assert refused(outbox_asset, "", "shop")
 assert refused(outbox_asset, "db:5433", "shop")
 assert refused(lambda: OutboxEventTrigger(name="orders", most_records=0))
+assert OutboxEventTrigger(name="orders", topics="orders").topics == ["orders"]
+assert TopicEventTrigger(topics="orders").topics == ["orders"]
 outbox = OutboxEventTrigger(name="orders", topics=("b", "a"))
 for made in (outbox, TopicEventTrigger(topics=["orders"], start="beginning")):
     path, arguments = made.serialize()
@@ -45,6 +49,25 @@ def mine():
     RunPerEventOperator(task_id="start", asset=outbox_asset("db", "shop"), trigger_dag_id="other")
 
 mine()
+"""
+
+
+WITHOUT_KAFKA = """
+import sys
+from importlib import import_module
+from pkgutil import walk_packages
+for part in ("hooks", "operators", "sensors", "triggers"):  # Airflow itself loads the description
+    sys.modules[f"airflow.providers.apache.kafka.{part}"] = None
+import harvest_lib.airflow
+
+refused = []
+for each in walk_packages(harvest_lib.airflow.__path__, "harvest_lib.airflow."):
+    try:
+        import_module(each.name)
+    except ImportError as error:
+        refused.append((each.name, str(error)))
+((name, said),) = refused
+assert name == "harvest_lib.airflow.triggers.topic_events" and "airflow.providers.apache.kafka" in said, refused
 """
 
 
@@ -63,6 +86,18 @@ def test_each_dag_is_imported_and_a_broken_one_is_not(tmp_path):
     assert ends == []
     assert {Path(name).name for name in imported["errors"]} == {"broken.py"}
     assert {"harvest_flights_day", "harvest_nightly_audit", "harvest_run_dagster_job"} <= set(imported["dags"])
+
+
+def test_without_the_kafka_provider_only_the_watcher_of_topics_is_refused(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_KAFKA],
+        env={**os.environ, "AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_what_is_imported_from_the_package_registers_no_dag(tmp_path):

@@ -137,7 +137,15 @@ def by_spark():
     unknown = ReplayOperator(task_id="unknown", **CONN, subscription="v3", topics={"nothing": "nowhere"}, retries=1)
     HarvestDrainOperator(task_id="drain", **CONN) >> audited >> [replayed, unknown]
 
-for each in (proves, loses, refuses, parks, maintains, by_spark):
+@dag(dag_id="two")
+def two():
+    for name in ("two", "other"):
+        one = {"conn_id": CONF % name}
+        record = {"topic": CONF % "topic", "key": name, "value": name}
+        appended = OutboxAppendOperator(task_id=f"append_{name}", **one, records=[record])
+        appended >> HarvestDrainOperator(task_id=f"drain_{name}", **one)
+
+for each in (two, proves, loses, refuses, parks, maintains, by_spark):
     each()
 """
 
@@ -146,7 +154,7 @@ for each in (proves, loses, refuses, parks, maintains, by_spark):
 def ran(stack, admin, tmp_path_factory):
     """Return the ends of all runs by the DAG, and where they ran."""
     home = tmp_path_factory.mktemp("airflow")
-    parts = ("airflow", "proves", "loses", "refuses", "parks", "maintains", "by_spark")
+    parts = ("airflow", "proves", "loses", "refuses", "parks", "maintains", "by_spark", "two", "other")
     names = {part: f"{part}_{uuid.uuid4().hex[:8]}" for part in parts}
     dsns = {part: own_database(stack.dsn, name, password_file=home / name) for part, name in names.items()}
     topics = [NewTopic(f"{name}{more}", 2) for name in names.values() for more in ("", ".to", ".empty")]
@@ -177,18 +185,24 @@ def ran(stack, admin, tmp_path_factory):
     servers = {"bootstrap_servers": stack.bootstrap_servers}
     connections = {part: outbox_connection(dsns[part], leader_group_id=names[part], **servers) for part in parts[1:]}
     runs = []
-    for part in parts[1:]:
+    for part in parts[1:-2]:
         named = {"topic": names[part], "to": f"{names[part]}.to", "empty": f"{names[part]}.empty"}
         places = {"archive": str(home / "archive"), "servers": stack.bootstrap_servers}
         runs.append({"dag_id": part, "conf": {"conn": part, **named, **places}, "variables": {}})
+    runs.append({"dag_id": "two", "conf": {"two": "two", "other": "other", "topic": names["two"]}, "variables": {}})
     imported, ends = run_airflow(variables, runs, connections=connections)
     assert imported["errors"] == {}
-    return SimpleNamespace(names=names, dsns=dsns, **dict(zip(parts[1:], ends, strict=True)))
+    return SimpleNamespace(names=names, dsns=dsns, **dict(zip(parts[1:-1], ends, strict=True)))
 
 
 def query(dsn, statement):
     with psycopg.connect(dsn) as connection:
         return connection.execute(statement).fetchall()
+
+
+def tries(ran, dag_id):
+    found = f"SELECT task_id, try_number FROM task_instance WHERE dag_id = '{dag_id}'"  # noqa: S608 - ours
+    return dict(query(ran.dsns["airflow"], found))
 
 
 def test_rows_and_records_are_committed_once_by_all_tries_of_a_task(ran, bootstrap_servers):
@@ -234,6 +248,7 @@ def test_a_sensor_waits_for_an_audit_that_began_after_a_time(ran):
 
 def test_an_audit_that_finds_a_record_lost_fails_at_once_and_names_the_numbers(ran):
     assert ran.loses["tasks"] == {"drain": "success", "audit": "failed", "passed": "failed"}
+    assert tries(ran, "loses") == dict.fromkeys(ran.loses["tasks"], 1)
     log = ran.loses["log"]
     assert "the audit found 1 lost" in log
     place = f"harvest_audit.lost WHERE audit_id IN ('loses/{ran.loses['run_id']}/audit')"
@@ -244,6 +259,7 @@ def test_an_audit_that_finds_a_record_lost_fails_at_once_and_names_the_numbers(r
 
 def test_what_is_refused_commits_nothing_and_is_not_tried_again(ran):
     assert set(ran.refuses["tasks"].values()) == {"failed"}
+    assert tries(ran, "refuses") == dict.fromkeys(ran.refuses["tasks"], 1)
     assert query(ran.dsns["refuses"], "SELECT count(*) FROM orders") == [(0,)]
     assert query(ran.dsns["refuses"], "SELECT count(*) FROM outbox") == [(0,)]
     log = ran.refuses["log"]
@@ -294,3 +310,9 @@ def test_spark_audits_and_replays(ran, bootstrap_servers):
     }, ran.by_spark["log"]
     assert ran.by_spark["returned"]["replay"]["records"] == 200
     assert len(read_topic(bootstrap_servers, f"{ran.names['by_spark']}.to", isolation="read_committed")) == 200
+
+
+def test_a_dag_may_name_two_outboxes(ran, bootstrap_servers):
+    assert ran.two["state"] == "success", ran.two["log"][-4000:]
+    found = read_topic(bootstrap_servers, ran.names["two"], isolation="read_committed")
+    assert sorted((each.key, each.value) for each in found) == [("other", "other"), ("two", "two")]

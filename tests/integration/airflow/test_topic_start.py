@@ -1,0 +1,53 @@
+"""The place where a watcher of a topic begins, by the offsets that it commits for its group."""
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from support.waiting import eventually
+
+from harvest_lib.airflow.triggers.topic_events import TopicEvents
+
+pytestmark = pytest.mark.gate
+
+
+@pytest.fixture
+def consumer(bootstrap_servers, group_id):
+    made = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group_id, "enable.auto.commit": False})
+    yield made
+    made.close()
+
+
+def events(topic):
+    return TopicEvents(topics=[topic], kafka_config_id="watch", start="now", poll_timeout=1.0)
+
+
+def written(bootstrap_servers, topic, count):
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for _ in range(count):
+        producer.produce(topic, "v")
+    producer.flush(60)
+
+
+def committed(consumer, topic):
+    return consumer.committed([TopicPartition(topic, 0)], timeout=60)[0].offset
+
+
+def test_a_topic_that_is_there_begins_at_its_end_once(make_topic, consumer, bootstrap_servers):
+    topic = make_topic(partitions=1)
+    written(bootstrap_servers, topic, 3)
+    events(topic)._begin(consumer, topic)
+    written(bootstrap_servers, topic, 2)
+    events(topic)._begin(consumer, topic)
+    assert committed(consumer, topic) == 3
+
+
+def test_a_topic_that_comes_after_the_start_begins_at_its_beginning(admin, unique, consumer, bootstrap_servers):
+    topic = unique("late")
+    watcher = events(topic)
+    with pytest.raises(KafkaException, match="Unknown topic"):
+        watcher._begin(consumer, topic)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
+    written(bootstrap_servers, topic, 3)
+    eventually(lambda: consumer.list_topics(topic, timeout=60).topics[topic].error is None, "the topic is known")
+    watcher._begin(consumer, topic)
+    assert committed(consumer, topic) == 0
