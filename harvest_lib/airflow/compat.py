@@ -6,7 +6,7 @@ All other modules of this package import these parts from here. Airflow 3.3 is w
 3.1  `BaseHook` and `mask_secret` are in `airflow.sdk`. `airflow.sdk` has no exceptions for tasks and no configuration.
 3.2  As 3.3, but without `amask_secret`.
 
-What an older version lacks without a substitute, such as `on_kill` of a trigger, is in docs/airflow.md.
+The table in docs/airflow.md has the features that a version lacks without a substitute, such as `on_kill` of a trigger.
 """
 
 from contextlib import suppress

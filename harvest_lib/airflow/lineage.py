@@ -25,7 +25,7 @@ class DatasetName(NamedTuple):
 
 @dataclass(slots=True)
 class Lineage:
-    """What a task has read and written so far."""
+    """The datasets that a task has read and written so far."""
 
     read: list[DatasetName] = field(default_factory=list)
     written: list[DatasetName] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What Airflow knows of a task, for operators: its path, and the assets that it updates."""
+"""The path of an Airflow task, and the assets that it updates, for operators."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What Dagster answers, as values: jobs, runs and the work of a run."""
+"""The answers of Dagster as values: jobs, runs and the work of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def canceled(self) -> bool:
-        """True if the run ended because somebody asked for it."""
+        """True if the run was canceled: a person or a program asked for its end."""
         return self.status == "CANCELED"
 
 

@@ -123,6 +123,6 @@ def _json(response: httpx.Response) -> dict[str, Any]:
 
 
 def short(text: str) -> str:
-    """Return a text of somebody else in one line, cut where it is too long for a log."""
+    """Return a foreign text in one line, cut where it is too long for a log."""
     words = " ".join(text.split())
     return words if len(words) <= _EVIDENCE else f"{words[:_EVIDENCE]}…"

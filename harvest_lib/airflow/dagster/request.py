@@ -1,4 +1,4 @@
-"""What a task of Airflow asks of Dagster: a run, once for all tries of the task."""
+"""The request of an Airflow task to Dagster: a run, once for all tries of the task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class TaskAttempt:
         it. With `adopts_canceled`, a run that was canceled counts for every try too. The oldest run that has not
         failed takes precedence.
         """
-        # A run that was ended as the newer of two must not count as a failure, and nobody canceled it.
+        # The newer of two runs of a try was ended by this package: it counts neither as failed nor as canceled.
         of_tries: dict[str, Run] = {}
         for run in runs:
             of_tries.setdefault(run.tags.get(TRY_TAG, ""), run)

@@ -131,8 +131,8 @@ class DagsterJobOperator(BaseOperator):
         return self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)
 
     def _leave_the_link(self) -> None:
-        """Have Airflow not store the link at the end of this process, since the trigger does: at a deferral, Airflow
-        may be later than the trigger, and would overwrite its link by nothing."""
+        """Keep Airflow from storing the link at the end of this process. The trigger stores the link, and at a
+        deferral Airflow may be later, and would overwrite the link with an empty text."""
         self.operator_extra_links = ()
 
     def _waited(self, trigger: DagsterRunTrigger) -> dict[str, Any]:

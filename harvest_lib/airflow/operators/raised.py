@@ -21,7 +21,7 @@ def raise_outcome(event: Mapping[str, str], kind: type[HarvestError]) -> NoRetur
 @contextmanager
 def permanent(*further: type[HarvestError]) -> Iterator[None]:
     """Raise AirflowFailException for an error of the `with` block that no retry changes. `further` are types of such
-    errors, in addition to those of `outcomes`."""
+    errors beside those of `outcomes`."""
     try:
         yield
     except PERMANENT + further as error:
