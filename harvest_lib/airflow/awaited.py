@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.watermark import Watermark
-from harvest_lib.postgres.database import connect
+from harvest_lib.postgres.database import connect, server_time
 from harvest_lib.subscriptions.backlog import Backlog
 
 EMPTY, START = "empty", "start"
@@ -46,11 +47,12 @@ class Awaiting(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReading:
     """A reading of the delivery. `delivered_until` is the time before which every committed record is delivered, None
-    if it is unknown."""
+    if it is unknown. A parked record is not delivered, and `waiting` does not count it."""
 
     is_done: bool
     waiting: Backlog
     delivered_until: datetime | None
+    has_parked: bool = False
 
     def as_xcom(self) -> dict[str, str]:
         """Return the time and the backlog as texts."""
@@ -59,7 +61,9 @@ class DeliveryReading:
 
     def __str__(self) -> str:
         until = "unknown" if self.delivered_until is None else self.delivered_until.isoformat(" ", "seconds")
-        return f"{self.waiting} wait, the oldest for {self.waiting.age_seconds:.1f} s; all are delivered until: {until}"
+        parked = "; records are parked" if self.has_parked else ""
+        age = f"{self.waiting.age_seconds:.1f} s"
+        return f"{self.waiting} wait, the oldest for {age}; all are delivered until: {until}{parked}"
 
 
 class AwaitedDelivery:
@@ -102,6 +106,7 @@ class AwaitedDelivery:
             is_done=is_done,
             waiting=progress.waiting,
             delivered_until=None if until is None else datetime.fromtimestamp(until, UTC),
+            has_parked=progress.has_parked,
         )
 
     def late(self, last: str) -> NotInTime:
@@ -111,6 +116,29 @@ class AwaitedDelivery:
             evidence=last,
             next_step="check with `harvest status` who leads, and with `harvest park list` which records are parked; "
             "or raise the sensor's timeout",
+        )
+
+
+class AwaitedLeader:
+    """Reads an outbox until its leader has delivered what was there at `began`, in Unix seconds by Postgres's clock.
+    Parked records do not count."""
+
+    def __init__(self, *, began: float) -> None:
+        self.condition = {"began": began}
+        self._began = began
+
+    def read(self, config: HarvestConfig) -> DeliveryReading:
+        """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
+        with connect(config.data_source.conninfo()) as connection:
+            waiting = StatusReader(connection, config).waiting()
+            seconds = server_time(connection) - self._began
+        is_done = waiting.is_empty or waiting.age_seconds < seconds
+        return DeliveryReading(is_done=is_done, waiting=waiting, delivered_until=None)
+
+    def late(self, last: str) -> NotInTime:
+        """Return the error for an outbox whose last reading was `last`."""
+        return NotInTime(
+            "the leader has not delivered the outbox", evidence=last, next_step="`harvest status` names the leader"
         )
 
 

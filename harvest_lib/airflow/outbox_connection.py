@@ -26,6 +26,13 @@ _NAMED = ("outbox_table", "subscription", "leader_group_id")
 _SERVERS, _SSL, _SETTINGS = "bootstrap_servers", "sslmode", "settings"
 EXTRA = (*_NAMED, POSTGRES_ID, KAFKA_ID, _SERVERS, _SSL, _SETTINGS)
 """The extra fields of an outbox connection."""
+_SHOWN_AS = {
+    "outboxTable": "outbox_table",
+    "leaderGroupID": "leader_group_id",
+    "baseKafkaConfig": "kafka_conn_id",
+    "dataSource": "host, database, login",
+}
+"""Fields of an outbox connection by the settings that they stand for."""
 _OF_CONSUMERS = frozenset({"group.id", "auto.offset.reset", "enable.auto.commit"})
 """Settings of consumers, which every Kafka connection of Airflow has. A harvester has its own."""
 _LIBPQ = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
@@ -110,11 +117,16 @@ def _parsed(connection: "Connection", text: str, field: str) -> dict[str, Any]:
 
 
 def _joined(outbox: "Connection", problems: Sequence[ConfigError]) -> ConfigError:
-    return _wrong(
-        outbox,
-        "is not valid: " + "; ".join(f"{each.cause} ({each.field})" if each.field else each.cause for each in problems),
-        "; ".join(dict.fromkeys(each.next_step for each in problems)),
-    )
+    causes = "; ".join(f"{each.cause} ({each.field})" if each.field else each.cause for each in problems)
+    steps = "; ".join(dict.fromkeys(each.next_step for each in problems))
+    return _wrong(outbox, in_form(f"is not valid: {causes}"), in_form(steps))
+
+
+def in_form(text: str) -> str:
+    """Return the text with the names of the connection's fields instead of the harvester's settings."""
+    for setting, field in _SHOWN_AS.items():
+        text = text.replace(setting, field)
+    return text
 
 
 def _wrong(connection: "Connection", what: str, next_step: str) -> ConfigError:

@@ -9,11 +9,14 @@ Promises
 - Events that are read again, after a kill, are the same: same ids of records, same id of the event. For this, the
   snapshot at which a window of several records to an event ends is stored before the first event of the window is
   returned.
+- Events of different records have different ids, even if an outbox is made anew or restored from a backup, and ids of
+  records come again.
 - A watcher that was replaced by another saves nothing: see the epochs of `CheckpointTable`.
 
 An event is a dict for JSON:
 
-    id       `<subscription>:<id of the first record>`, the same whenever the event is repeated
+    id       `<subscription>:<digest>:<id of the first record>`, the same whenever the event is repeated; the digest is
+             of the identity of the table and of the server's timeline
     ids      ids of the records, ascending
     topics   topics of the records, each once
     keys     keys of the records, in the order of `ids`; only if they were asked for
@@ -22,6 +25,7 @@ An event is a dict for JSON:
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -29,9 +33,10 @@ from psycopg import sql
 
 from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import CheckpointError, ConfigError, OutboxTableError
+from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.harvester.assembly.factory import make_selection
 from harvest_lib.outbox import OutboxTable, create_beside
+from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.kept_rows import keeps_rows
 from harvest_lib.postgres.database import connect
 from harvest_lib.record import ID, KEY, TOPIC, Row
@@ -46,6 +51,7 @@ PAGE_RECORDS = 500
 _MOST_RECORDS = 1_000
 _BEFORE_ALL_IDS = -(2**63)
 _CHECK_SECONDS = 2.0
+_DIGEST_LENGTH = 8
 _LEFT_OUT = {
     "kafka_value": sql.SQL("NULL::text"),
     **{name: sql.SQL("ARRAY[]::text[]") for name in ("kafka_header_keys", "kafka_header_values")},
@@ -76,9 +82,10 @@ class WatchSettings:
 
 
 class WatchedEvent(NamedTuple):
-    """An event, and the position after it."""
+    """An event of a number of records, and the position after it. `payload` is None for a position that only passes
+    records which the filter leaves out."""
 
-    payload: dict[str, Any]
+    payload: dict[str, Any] | None
     position: Position
     records: int
 
@@ -90,8 +97,8 @@ class WatchReplaced(CheckpointError):
 class WatchedOutbox:
     """A watcher's connection to its subscription. A single thread uses it at a time.
 
-    Calls raise DatabaseUnavailable if Postgres does not answer, and another HarvestError if a retry will not help.
-    After an error, `close` and `open`.
+    Calls raise DatabaseUnavailable if Postgres does not answer; the same call may be repeated. They raise another
+    HarvestError if a retry will not help; then `close` and `open`.
     """
 
     def __init__(self, config: HarvestConfig, watch: WatchSettings) -> None:
@@ -126,6 +133,7 @@ class WatchedOutbox:
                 )
             create_beside(connection, self._table)
             table = self._table.placed(connection)
+            identity = identity_of(connection, table.identifier)
             self._subscribe(Subscriptions(connection, table, make_selection(self._config, table)))
         self._checkpoints = CheckpointTable(
             conninfo, table.subscriptions.identifier, self._subscription, outbox=table.identifier
@@ -138,15 +146,22 @@ class WatchedOutbox:
                 next_step="give the watcher a name of its own",
             )
         self._checkpoints.require(self._checkpoint)
-        self._source = SnapshotSource(
-            conninfo,
-            Selection(table=table.identifier, columns={**COLUMNS, **_LEFT_OUT}),
-            subscription=self._watch.name,
-            filter_lookup=subscription_filter(table, self._subscription),
-        )
-        self._at = self._source.open(self._checkpoint.position)
+        self._outbox, self._identity = table, identity
+        self._go_on_at(self._checkpoint.position)
         self._held = []
         return str(self._at["prev"])
+
+    def _go_on_at(self, position: Position | None) -> None:
+        self._source = SnapshotSource(
+            self._config.data_source.conninfo(),
+            Selection(table=self._outbox.identifier, columns={**COLUMNS, **_LEFT_OUT}),
+            subscription=self._watch.name,
+            filter_lookup=subscription_filter(self._outbox, self._subscription),
+        )
+        self._at = self._source.open(position)
+        # After a restore or a failover, other records may have the ids of records that had their events.
+        place = f"{self._identity}/{self._at['server']['timeline']}/{self._at['server'].get('forked', '')}"
+        self._prefix = f"{self._watch.name}:{sha256(place.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
     def _subscribe(self, subscriptions: Subscriptions) -> None:
         watch = self._watch
@@ -164,17 +179,23 @@ class WatchedOutbox:
             )
 
     def read(self) -> list[WatchedEvent]:
-        """Return the next events; an empty list if there are none yet. Call it only when every earlier event is saved,
-        because a position that has no event may be saved here.
-
-        Raises WatchReplaced.
-        """
-        assert self._source is not None  # noqa: S101 - it is open
-        while (page := self._source.read(PAGE_RECORDS)) is not None:
-            before, self._at = self._at, page.position
-            if events := self._events(page.rows, before, page.position):
-                return events
-        self._check()
+        """Return the next events; an empty list if there are none yet. With several records to an event, call it only
+        when every earlier position is saved, because it saves the place where a window begins. Raises WatchReplaced."""
+        try:
+            if self._source is None:
+                self._go_on_at(self._at)
+            assert self._source is not None  # noqa: S101 - it is open now
+            while (page := self._source.read(PAGE_RECORDS)) is not None:
+                events = self._events(page.rows, self._at, page.position)
+                self._at = page.position
+                if events:
+                    return events
+            self._check()
+        except DatabaseUnavailable:
+            self._source, source = None, self._source
+            if source is not None:
+                source.close()
+            raise
         return []
 
     def _events(self, rows: Sequence[Row], before: Position, after: Position) -> list[WatchedEvent]:
@@ -190,15 +211,14 @@ class WatchedOutbox:
         parts = [rows[n : n + most] for n in range(0, len(rows), most)]
         self._held = parts.pop() if parts and not is_over and len(parts[-1]) < most else []
         events = [WatchedEvent(self._payload(part), {**window, "after": part[-1][ID]}, len(part)) for part in parts]
-        if is_over and events:
-            events[-1] = events[-1]._replace(position=after)
-        elif is_over:
-            self.save(after)
+        if is_over:
+            last = events.pop() if events else WatchedEvent(None, after, 0)
+            events.append(last._replace(position=after))
         return events
 
     def _payload(self, rows: Sequence[Row]) -> dict[str, Any]:
         payload: dict[str, Any] = {
-            "id": f"{self._watch.name}:{rows[0][ID]}",
+            "id": f"{self._prefix}:{rows[0][ID]}",
             "ids": [row[ID] for row in rows],
             "topics": sorted({row[TOPIC] for row in rows}),
         }

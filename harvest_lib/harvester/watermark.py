@@ -53,12 +53,13 @@ class WatermarkSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryProgress:
-    """A reading: the backlog, the shards of the configured subscription (empty for a marked table), and the time in
-    Unix seconds before which every committed record is delivered, None if it is unknown."""
+    """A reading: the backlog, the shards of the configured subscription (empty for a marked table), the time in Unix
+    seconds before which every committed record is delivered, None if it is unknown, and whether records are parked."""
 
     waiting: Backlog
     shards: Sequence[SubscriptionShard] = ()
     delivered_until: float | None = None
+    has_parked: bool = False
 
 
 class Watermark:
@@ -88,7 +89,10 @@ class Watermark:
         is_known = None not in first_ids and not waiting.is_estimate
         lowest = min((each for each in first_ids if each is not None), default=None)
         return DeliveryProgress(
-            waiting=waiting, shards=shards, delivered_until=self.until(lowest) if is_known else self._until
+            waiting=waiting,
+            shards=shards,
+            delivered_until=self.until(lowest) if is_known else self._until,
+            has_parked=bool(parked),
         )
 
     def note(self, sample: WatermarkSample) -> None:

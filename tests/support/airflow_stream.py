@@ -14,6 +14,7 @@ import psycopg
 from airflow.triggers.shared_stream import SharedStreamManager
 
 from harvest_lib.airflow.hooks.outbox import HarvestHook
+from harvest_lib.airflow.triggers import settling
 from harvest_lib.airflow.triggers.outbox_events import OutboxEventTrigger
 from harvest_lib.airflow.watched_outbox import WatchedOutbox, WatchSettings
 
@@ -84,6 +85,9 @@ async def steps(database):
     await until(lambda: not group._outstanding[1].pending and not group._advance_wakeup.is_set())
     found["position while the first is not stored"] = position()
     first.store(0)
+    await until(lambda: not group._outstanding.keys() & {0, 1})
+    found["position before what is stored has settled"] = position()
+    settling.SETTLE_SECONDS = 0.0
     await until(lambda: delivered() == 2)
     await first.stop()
     found["position after the end"] = position()
@@ -103,7 +107,15 @@ async def steps(database):
     database.execute(WRITE)
     found["events in the end"] = await second.ids(4)
     other.close()
-    await second.stop()
+    settling.SETTLE_SECONDS = 3600.0
+    (group,) = second.streams._groups.values()
+    second.store(3)
+    await until(lambda: not group._outstanding)
+    await second.stop()  # as after a DAG was paused: Airflow may have dropped the event that it says it stored
+    found["position after it ended too early"] = position()
+    third = Triggerer()
+    found["events after it ended too early"] = await third.ids(1)
+    await third.stop()
     return found
 
 

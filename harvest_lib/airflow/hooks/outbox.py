@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harvest_lib.airflow.compat import BaseHook
 from harvest_lib.airflow.hooks.connections import ConnectionMissing, afind, find
-from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, config_of, extra_of
+from harvest_lib.airflow.outbox_connection import KAFKA_ID, POSTGRES_ID, config_of, extra_of, in_form
 from harvest_lib.airflow.provider import OUTBOX_ID, OUTBOX_TYPE
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.reading import load_or_variables
@@ -85,7 +85,7 @@ class HarvestHook(BaseHook):
         try:
             warnings = require_ready(self.config())
         except HarvestError as error:
-            return False, str(error)
+            return False, in_form(str(error))
         found = "; ".join(f"{each.cause}: {each.next_step}" for each in warnings)
         return True, "Postgres, the outbox and Kafka are ready" + (f". Warnings: {found}" if found else "")
 

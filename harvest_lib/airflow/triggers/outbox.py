@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from harvest_lib.airflow.audited import AuditFailed, AwaitedAudit
-from harvest_lib.airflow.awaited import AwaitedDelivery, Awaiting, NotInTime, Reading
+from harvest_lib.airflow.awaited import AwaitedDelivery, AwaitedLeader, Awaiting, NotInTime, Reading
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.outcomes import LATE, SUCCEEDED, failure
 from harvest_lib.errors import DatabaseUnavailable, HarvestError, NothingChecked
@@ -82,6 +82,12 @@ class OutboxDrainedTrigger(OutboxTrigger):
     """The trigger that waits for the delivery. The class `AwaitedDelivery` describes its condition."""
 
     reads = AwaitedDelivery
+
+
+class LeaderDrainedTrigger(OutboxTrigger):
+    """The trigger that waits for another process's delivery. The class `AwaitedLeader` describes its condition."""
+
+    reads = AwaitedLeader
 
 
 class AuditPassedTrigger(OutboxTrigger):

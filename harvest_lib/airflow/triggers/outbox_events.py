@@ -6,10 +6,10 @@ Airflow calls this an acknowledged shared stream (`airflow.triggers.shared_strea
 which events its database has.
 
 Promises
-- Each committed record is in an event, whatever is killed: the position of the subscription passes a record only after
-  Airflow's database has the event.
-- An event may be there twice, if the triggerer is killed after the event was stored and before the position was saved.
-  Both have the same `id` in their payload. `RunPerEventOperator` starts a single run for them.
+- Each committed record is in an event, whatever is killed, and when the DAG is paused or changed: the position of the
+  subscription passes a record only after Airflow's database has the event; see `settling`.
+- An event may be there twice, if the watcher ends within 10 s after the event was stored. Both have the same `id` in
+  their payload. `RunPerEventOperator` starts a single run for them.
 - Records that are committed while no triggerer runs follow when one runs.
 - No event has a value of a record; it has keys only if they are asked for.
 - Errors end no watcher, because Airflow would start it again at once. They are logged with cause and next step when
@@ -21,19 +21,24 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.provider import OUTBOX_ID
+from harvest_lib.airflow.triggers.settling import Settling
 from harvest_lib.airflow.triggers.troubles import WatcherTroubles
 from harvest_lib.airflow.watched_outbox import WatchedEvent, WatchedOutbox, WatchReplaced, WatchSettings
+from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_SAVE_SECONDS = 0.5
 
 
 class OutboxEventTrigger(BaseEventTrigger):
@@ -60,8 +65,9 @@ class OutboxEventTrigger(BaseEventTrigger):
 
         `conn_id` names an Airflow connection of type `outbox`. `topics`, and `keys`, a regular expression of Postgres,
         select records. `start` is where a watcher without a subscription begins: `now` or `beginning`. An event has at
-        most `most_records` records, 1 to 1,000; only records that became visible together share an event, and the event
-        does not wait for more. `shows_keys` puts keys into the events. Raises ConfigError.
+        most `most_records` records, 1 to 1,000; only records that became visible together share an event. With more
+        than 1, the next records are read 10 s after Airflow stored the events before. `shows_keys` puts keys into the
+        events. Raises ConfigError.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
@@ -107,6 +113,13 @@ def _watch(arguments: dict[str, Any]) -> WatchSettings:
     return WatchSettings(**{name: arguments[name] for name in names})
 
 
+class _Stored(NamedTuple):
+    """The position after a number of records whose events Airflow stored."""
+
+    position: Position
+    records: int
+
+
 class OutboxEvents(SharedStreamProducer):
     """The producer of a watcher's events. A thread of its own reads and saves, so that the event loop never waits."""
 
@@ -117,12 +130,10 @@ class OutboxEvents(SharedStreamProducer):
         self._poll_seconds = poll_seconds
         self._thread = ThreadPoolExecutor(1, "harvest-watch")
         self._outbox: WatchedOutbox | None = None
+        self._is_open = False
         self._troubles = WatcherTroubles(f"the watcher {watch.name!r} of the outbox {conn_id!r}")
         self._outstanding = 0
-        self._stored: WatchedEvent | None = (
-            None  # the last event that Airflow's database has, until its position is saved
-        )
-        self._records = 0
+        self._settling: Settling[_Stored] = Settling()
         self._repeats = False  # the events after the saved position have to be read again
         self._advanced = asyncio.Event()
 
@@ -131,35 +142,41 @@ class OutboxEvents(SharedStreamProducer):
         while True:
             events = await self._until_done(self._read)
             for event in events:
+                if event.payload is None:
+                    continue
                 self._outstanding += 1
                 yield event.payload, event
                 await asyncio.sleep(0)  # so that the subscriber's queue stays short
-            while self._outstanding or self._stored is not None:
+            while self._outstanding:
                 await self._advanced.wait()
                 self._advanced.clear()
+                await self._until_done(self._save)
+            if events and events[-1].payload is None:
+                self._settling.add_empty(_Stored(events[-1].position, 0))
+            await self._until_done(self._save)
+            while self._watch.most_records > 1 and len(self._settling) and not self._repeats:
+                await asyncio.sleep(_SAVE_SECONDS)
                 await self._until_done(self._save)
             if self._repeats:
                 self._repeats = False
                 await self._close()
-            if not events:
+            elif not events:
                 await asyncio.sleep(self._poll_seconds)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Note the events that Airflow's database has. Events after one that it may lack are read again."""
+        stored = []
         for item in batch:
             self._outstanding -= 1
             self._repeats = self._repeats or item.outcome.failed > 0 or item.outcome.acked == 0
             if not self._repeats:
-                self._stored = item.broker_payload
-                self._records += item.broker_payload.records
+                stored.append(item.broker_payload)
+        if stored:
+            self._settling.add(_Stored(stored[-1].position, sum(each.records for each in stored)))
         self._advanced.set()
 
     async def aclose(self) -> None:
-        """Save the position of what is stored, and close the connections."""
-        try:
-            await self._save()
-        except Exception as error:  # noqa: BLE001 - the next watcher repeats the events
-            self._troubles.tell(error)
+        """Close the connections. What has not settled is repeated by the next watcher."""
         await self._close()
         self._thread.shutdown(wait=False)
 
@@ -178,28 +195,33 @@ class OutboxEvents(SharedStreamProducer):
         """Return the next events. Nothing is outstanding, so after an error all may be opened again."""
         try:
             if self._outbox is None:
-                self._outbox = outbox = WatchedOutbox(await HarvestHook(self._conn_id).aconfig(), self._watch)
-                at = await self._in_thread(outbox.open)
+                self._outbox = WatchedOutbox(await HarvestHook(self._conn_id).aconfig(), self._watch)
+                at = await self._in_thread(self._outbox.open)
                 _log.info("the watcher %r of the outbox %r begins at %s", self._watch.name, self._conn_id, at)
+                self._is_open = True
             return await self._in_thread(self._outbox.read)
-        except Exception:
-            await self._close()
+        except Exception as error:
+            if not (self._is_open and isinstance(error, DatabaseUnavailable)):
+                await self._close()
             raise
 
     async def _save(self) -> None:
-        """Save the position of what is stored. A lost connection is made again under the same epoch, so that a watcher
+        """Save the position of what is settled. A lost connection is made again under the same epoch, so that a watcher
         that was replaced in the meantime saves nothing."""
-        if (event := self._stored) is None or self._outbox is None:
+        if self._outbox is None or not (settled := self._settling.settled()):
             return
+        records = sum(each.records for each in settled)
         try:
-            await self._in_thread(partial(self._outbox.save, event.position, self._records))
+            await self._in_thread(partial(self._outbox.save, settled[-1].position, records))
         except WatchReplaced as error:
             self._troubles.tell(error)
             self._repeats = True
-        self._stored, self._records = None, 0
+        self._settling.remove(len(settled))
 
     async def _close(self) -> None:
-        outbox, self._outbox = self._outbox, None
+        """Close the connections. The next reading begins at the position that is saved."""
+        self._settling.clear()
+        self._is_open, outbox, self._outbox = False, self._outbox, None
         if outbox is not None:
             await self._in_thread(outbox.close)
 

@@ -5,10 +5,11 @@ harvester's header: watchers of the same topics and connection share a consumer,
 Airflow's database has the events.
 
 Promises
-- Each harvested message after the watcher's first start is in an event, whatever is killed, and however long no
-  triggerer runs, up to Kafka's `offsets.retention.minutes`.
+- Each harvested message after the watcher's first start is in an event, whatever is killed, when the DAG is paused or
+  changed, and however long no triggerer runs, up to Kafka's `offsets.retention.minutes`: see `settling`.
 - Messages without the harvester's header make no event, and their offsets are committed too.
-- An event may be there twice: after a kill, or for a record that was delivered twice. Both have the same `id`.
+- An event may be there twice: if the watcher ends within 10 s after the event was stored, or for a record that was
+  delivered twice. Both have the same `id`.
 - No event has a value; it has the key only if that is asked for.
 - Errors end no watcher, as for `outbox_events`.
 
@@ -17,6 +18,7 @@ An event is a dict for JSON: the entries of `messages.harvested`, `id` (`<topic>
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from airflow.providers.apache.kafka.hooks.consume import KafkaConsumerHook
@@ -32,6 +34,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from harvest_lib.airflow.hooks.connections import afind
 from harvest_lib.airflow.messages import event_of, harvested
+from harvest_lib.airflow.triggers.settling import Settling
 from harvest_lib.airflow.triggers.troubles import WatcherTroubles
 from harvest_lib.errors import ConfigError, KafkaError
 from harvest_lib.kafka_client import is_refusal, log_range
@@ -100,12 +103,14 @@ class TopicEvents(KafkaSharedStreamProducer):
         self._troubles = WatcherTroubles(f"the watcher of {', '.join(topics)} by {kafka_config_id!r}")
         self._missing: set[str] = set()
         self._outstanding = 0
+        self._settling: Settling[Sequence[AdvanceItem]] = Settling()
         self._advanced = asyncio.Event()
 
     async def open_stream(self) -> AsyncIterator[tuple[Any, KafkaBrokerPayload]]:
         """Yield for each message the coordinates and the key, or twice None, for ever."""
         while True:
             try:
+                await self._save()
                 message = await self._next()
             except Exception as error:  # noqa: BLE001 - Airflow would start the watcher again at once
                 await asyncio.sleep(self._troubles.tell(error))
@@ -129,6 +134,7 @@ class TopicEvents(KafkaSharedStreamProducer):
         message = await asyncio.to_thread(self._consumer.poll, self.poll_timeout)
         if message is not None and (error := message.error()) is not None:
             if error.fatal():
+                self._settling.clear()  # the next consumer begins at the committed offsets
                 consumer, self._consumer = self._consumer, None
                 await asyncio.to_thread(consumer.close)
             raise self._translated(error)
@@ -183,14 +189,25 @@ class TopicEvents(KafkaSharedStreamProducer):
         )
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Commit the offsets of the messages whose events Airflow's database has. What cannot be committed any more,
-        because another consumer of the group has the partition, is read again by that one."""
+        """Note the messages whose events Airflow's database has. The first message whose event it may lack is read
+        again, and so is everything after it."""
+        clean = [*takewhile(lambda each: each.outcome.is_clean, batch)]
         try:
-            while not await self._committed(batch):
-                pass
+            if clean:
+                self._settling.add([clean[0], clean[-1]])
+            if rest := batch[len(clean) :]:
+                await self._committed(rest)
         finally:
             self._outstanding -= len(batch)
             self._advanced.set()
+
+    async def _save(self) -> None:
+        """Commit the offsets of what is settled. What cannot be committed any more, because another consumer of the
+        group has the partition, is read again by that one."""
+        for batch in self._settling.settled():
+            while not await self._committed(batch):
+                pass
+            self._settling.remove(1)
 
     async def _committed(self, batch: Sequence[AdvanceItem]) -> bool:
         """Commit. Return False if a retry may help."""

@@ -286,6 +286,10 @@ def test_parked_records_are_sent_again(ran, bootstrap_servers):
     assert ran.parks["tasks"].pop("audit") == "failed"
     assert "5 committed records are parked, so they are not delivered" in ran.parks["log"]
     assert set(ran.parks["tasks"].values()) == {"success"}, ran.parks["log"][-4000:]
+    first = ran.parks["returned"]["first"]
+    assert (first["records"], first["parked"]) == (0, 5)
+    assert "5 records are parked, so they are not delivered: " in ran.parks["log"]
+    assert ran.parks["returned"]["then"]["parked"] == 0
     assert ran.parks["returned"]["again"]["parked"] == 5
     assert ran.parks["returned"]["nothing"]["parked"] == 0
     assert len(read_topic(bootstrap_servers, ran.names["parks"], isolation="read_committed")) == 5

@@ -34,6 +34,7 @@ SELECT %(topic)s, 'k' || n %% 100, n::text FROM generate_series(1, %(count)s) AS
 """
 DAGS = """
 import time
+from datetime import timedelta
 from threading import Thread, Timer
 from airflow.sdk import dag, task
 from harvest_lib.airflow.hooks.outbox import HarvestHook
@@ -97,6 +98,25 @@ def ends_at_once():
     HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}",
                          pre_execute=lambda context: context["task"].on_kill())
 
+leaders = []
+
+def lead(context):
+    if not leaders:
+        leaders.append(Harvest(HarvestHook("led").config(elects=True)))
+        leaders[0].start()
+        while not leaders[0].delivered_records:
+            time.sleep(0.01)
+
+@dag(dag_id="leaves")
+def leaves():
+    drained = HarvestDrainOperator(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}", deferrable=True,
+                                   report=timedelta(seconds=0.2), pre_execute=lead)
+    @task
+    def end():
+        leaders[0].stop()
+        return leaders[0].await_stopped(60)
+    drained >> end()
+
 @dag(dag_id="starts_a_job")
 def starts_a_job():
     DagsterJobOperator(task_id="job", job_name="flights_job", conn_id="{{ dag_run.conf['conn'] }}")
@@ -107,6 +127,7 @@ follows()
 counts()
 ends()
 ends_at_once()
+leaves()
 starts_a_job()
 """
 
@@ -115,11 +136,11 @@ starts_a_job()
 def ran(stack, admin, tmp_path_factory):
     """Return the ends of all runs by the connection that each was given, and where they ran."""
     home = tmp_path_factory.mktemp("airflow")
-    parts = ("airflow", "shop", "waiting", "later", "page", "ended", "killed", "lost", "empty")
+    parts = ("airflow", "shop", "waiting", "later", "page", "ended", "killed", "led", "lost", "empty")
     names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in parts]
     metadata, *databases = (own_database(stack.dsn, name, password_file=home / name) for name in names)
-    counts = (500, 3, 3, 10, MANY, MANY, 1)
-    for made in admin.create_topics([NewTopic(name, 2) for name in names[1:7]]).values():
+    counts = (500, 3, 3, 10, MANY, MANY, MANY, 1)
+    for made in admin.create_topics([NewTopic(name, 2) for name in names[1:8]]).values():
         made.result(60)
     for dsn, name, count in zip(databases, names[1:], counts, strict=False):  # the topic of `lost` is not made
         with psycopg.connect(dsn) as connection:
@@ -135,7 +156,7 @@ def ran(stack, admin, tmp_path_factory):
     variables["AIRFLOW__CORE__DAGS_FOLDER"] = str(home / "own_dags")
     made.migrate(variables)
     kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": stack.bootstrap_servers, "group.id": "airflow"}}
-    shop, waiting, later, page, ended, killed, lost, empty = (
+    shop, waiting, later, page, ended, killed, led, lost, empty = (
         outbox_connection(dsn, kafka_conn_id="brokers", leader_group_id=name)
         for dsn, name in zip(databases, names[1:], strict=True)
     )
@@ -149,6 +170,7 @@ def ran(stack, admin, tmp_path_factory):
             "shop_outbox": page,
             "ended": ended,
             "killed": killed,
+            "led": led,
             "lost": lost,
             "later": {
                 "conn_type": "outbox",
@@ -172,6 +194,7 @@ def ran(stack, admin, tmp_path_factory):
             "shop_outbox": "orders_batch",
             "ended": "ends",
             "killed": "ends_at_once",
+            "led": "leaves",
             "lost": "counts",
             **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers", "outbox_default"), "waits"),
         }
@@ -193,6 +216,7 @@ def test_a_task_delivers_the_outbox_and_sensors_find_it_delivered(ran, bootstrap
     assert ran.imported["errors"] == {}
     assert set(ran.shop["tasks"].values()) == {"success"}, ran.shop["log"]
     assert ran.shop["returned"]["drain"]["records"] == 500
+    assert "harvester_stopped delivered=500" in ran.shop["log"], "the fields of the harvester's log are shown"
     assert len(read_topic(bootstrap_servers, ran.topics["shop"])) == 500
     for until in ("start", "empty"):
         for kind in ("deferred", "poked"):
@@ -216,6 +240,13 @@ def test_a_task_that_is_ended_stops_in_order_and_the_next_run_goes_on(ran, boots
 def test_a_task_that_is_ended_before_it_delivers_delivers_nothing(ran):
     assert ran.killed["tasks"] == {"drain": "failed"}
     assert "delivered 0 records" in ran.killed["log"]
+
+
+def test_a_task_that_does_not_lead_waits_in_the_triggerer_for_the_leader(ran, bootstrap_servers):
+    assert ran.led["tasks"] == {"drain": "success", "end": "success"}, ran.led["log"][-4000:]
+    assert ran.led["returned"]["drain"]["records"] == 0
+    assert "another process leads: this task waits in the triggerer" in ran.led["log"]
+    check_each_once_in_order(bootstrap_servers, ran.topics["led"])
 
 
 @pytest.mark.long

@@ -61,10 +61,16 @@ def drain(watcher, *, saves=True):
     found = []
     while events := watcher.read():
         for event in events:
-            found.append(event.payload)
+            if event.payload is not None:
+                found.append(event.payload)
             if saves:
                 watcher.save(event.position, event.records)
     return found
+
+
+def without_digest(payload):
+    name, _, first = payload["id"].split(":")
+    return {**payload, "id": f"{name}:{first}"}
 
 
 def ids(payloads):
@@ -78,12 +84,12 @@ def records(lists):
 def test_each_record_has_an_event_and_none_shows_a_value(shop):
     first, second = shop.write("a", "b")
     watcher = shop.watcher()
-    assert drain(watcher) == [
+    assert [without_digest(each) for each in drain(watcher)] == [
         {"id": f"watcher:{first}", "ids": [first], "topics": ["orders"]},
         {"id": f"watcher:{second}", "ids": [second], "topics": ["orders"]},
     ]
     (third,) = shop.write("c")
-    assert drain(watcher) == [{"id": f"watcher:{third}", "ids": [third], "topics": ["orders"]}]
+    assert ids(drain(watcher)) == [[third]]
     watcher.close()
     assert drain(shop.watcher()) == []
     assert shop.outbox.subscription("watcher")["checkpoint"]["delivered"] == 3
@@ -209,7 +215,7 @@ def test_the_position_passes_records_that_the_filter_leaves_out(shop):
     for _ in range(1_200):
         shop.outbox.connection.execute("SELECT pg_current_xact_id()")
     watcher._source._advanced_at = float("-inf")
-    assert watcher.read() == []
+    assert drain(watcher) == []
     assert shop.outbox.subscription("watcher")["low_watermark"] != before
 
 
@@ -224,7 +230,41 @@ def test_a_lost_connection_is_made_again_under_the_same_epoch(shop):
     with pytest.raises(DatabaseUnavailable):
         watcher.save(event.position, event.records)
     watcher.save(event.position, event.records)
+    with pytest.raises(DatabaseUnavailable):
+        watcher.read()
+    (second,) = shop.write("b")
+    assert ids(drain(watcher)) == [[second]], "it goes on where it was"
     assert drain(shop.watcher()) == []
+
+
+def test_a_lost_connection_between_the_pages_of_a_window_loses_and_repeats_nothing(shop):
+    shop.outbox.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 'orders', n::text FROM generate_series(1, 1300) n"
+    )
+    for most in (1, 300):
+        watcher = shop.watcher(most_records=most, name=f"watcher{most}")
+        found = watcher.read()
+        shop.outbox.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        )
+        with pytest.raises(DatabaseUnavailable):
+            watcher.read()
+        rest = drain(watcher, saves=False)
+        assert records(ids([*(each.payload for each in found), *rest])) == shop.outbox.ids()
+
+
+def test_records_of_an_outbox_that_is_made_anew_have_other_ids_of_events(shop):
+    shop.write("a")
+    watcher = shop.watcher()
+    (before,) = drain(watcher)
+    watcher.close()
+    shop.outbox.connection.execute("DROP TABLE outbox CASCADE; DROP TABLE outbox_subscriptions CASCADE")
+    shop.outbox.close()
+    shop.outbox = NativeOutbox(shop.dsn, "outbox")
+    assert shop.write("b") == before["ids"]
+    (after,) = drain(shop.watcher())
+    assert after["id"] != before["id"]
 
 
 def test_an_outbox_whose_rows_are_deleted_is_refused(shop):
