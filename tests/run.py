@@ -136,12 +136,12 @@ def _not_collected(tiers: Sequence[str], record: Record) -> dict[str, str]:
 def _bring(tiers: Sequence[str]) -> None:
     """Bring what servers start from. A download in a fixture would count as a test that hangs. Raises StackError."""
     parts = default_state()
-    java = find_java(parts)
+    find_java(parts)
     print("bringing jars and servers that are not there yet", flush=True)
     if {*tiers} & {"gate", "full"}:
         bring_binaries(next(iter(POSTGRES_VERSIONS)), parts)
     for jars in (kafka_jars(VERSIONS[0]), POSTGRES_JDBC, spark_kafka_jars()):
-        resolve(jars, parts, java)
+        resolve(jars, parts)
 
 
 @contextmanager

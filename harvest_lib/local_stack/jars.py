@@ -1,41 +1,59 @@
 """Downloads Java libraries by their Maven coordinates, once, into a cache that all clones of a user share.
 
-The Ivy inside pyspark resolves and downloads the jars; Ivy's own cache is in the same folder. A set of jars appears
-atomically: the jars are downloaded to a temporary folder next to the final folder, then the folder is renamed. A lock
-excludes other processes. A set that exists is never resolved again.
+`jgo` finds the jars that a library needs, without Java. They come from Maven Central, or from the repository that
+HARVEST_MAVEN_URL names. A set of jars appears atomically: the jars are downloaded to a temporary folder next to the
+final folder, their checksums are compared, then the folder is renamed. A lock excludes other processes. A set that
+exists is never resolved again.
 """
 
+import hashlib
+import logging
+import os
+import re
 import shutil
-import subprocess
+import ssl
 import tempfile
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
-from xml.sax.saxutils import quoteattr
+from threading import Lock
 
 from harvest_lib.errors import StackError, install_hint
-from harvest_lib.local_stack.process import through_child
 from harvest_lib.local_stack.state import download_cache, locked, make_folder
-from harvest_lib.local_stack.truststore import write_truststore
 
 _ATTEMPTS = 3
-_ATTEMPT_SECONDS = 900
+_SECONDS = 60
+_CHUNK = 1 << 16
+_AT_ONCE = 6
+_USED = ("compile", "runtime", None)
+_URL = "HARVEST_MAVEN_URL"
+_ABSENT = re.compile(r"Artifact (\S+?):(\S+?):pom:(\S+) not found")
+
+Progress = Callable[[int, int, int], None]
+"""Called with the number of jars that are there, the number of all, and the bytes so far. Several threads call it, one
+at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JarSet:
-    """A set of jars in a folder: the jars of the coordinates `organisation:name:revision` and all dependencies."""
+    """A set of jars in a folder: the jars of the coordinates `organisation:name:revision` and all dependencies. The
+    revision of a coordinate replaces every other revision of the same module."""
 
     name: str
     coordinates: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    """Coordinates whose revision replaces every other revision of the same module."""
     other: str = ""
     """The command that brings another revision that works too, for a repository that lacks these jars."""
+
+    def folder(self, state: Path) -> Path:
+        """Return the folder that has the jars, if they were downloaded."""
+        return download_cache(state) / "jars" / self.name
 
 
 def kafka_jars(release: str) -> JarSet:
@@ -70,128 +88,163 @@ def spark_kafka_jars(spark: str | None = None) -> JarSet:
     spark = spark or tested
     return JarSet(
         name=f"spark-kafka-{spark}",
-        coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),
-        # Some repositories lack this module in Spark's own revision. Its contents, delegation tokens, have not changed.
-        overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
+        coordinates=(
+            f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",
+            # Some repositories lack this module in Spark's own revision. Its contents, delegation tokens, have not
+            # changed.
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        ),
         other=f"`python -m harvest_lib.spark.jars --spark-version {tested}`" if tested != spark else "",
     )
 
 
-def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
+def resolve(jars: JarSet, state: Path, progress: Progress = lambda *_: None) -> list[Path]:
     """Return the sorted paths of a set's jars. Download the jars first if they are missing.
 
     The jars are in `download_cache(state)`. Several processes, also of several clones, may call this at the same time.
     Raises StackError if the jars cannot be downloaded.
     """
-    cache = download_cache(state)
-    folder = cache / "jars" / jars.name
+    folder = jars.folder(state)
     if not folder.is_dir():
         make_folder(folder.parent)
         with locked(folder.parent / ".lock"):
             if not folder.is_dir():
-                _bring(jars, cache, java_home, folder)
+                _bring(jars, folder, progress)
     return sorted(folder.glob("*.jar"))
 
 
-def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
+class _MissingError(Exception):
+    """The repository has no such file."""
+
+
+class _TransferError(Exception):
+    """The repository did not answer, or answered with another file."""
+
+
+def _bring(jars: JarSet, folder: Path, progress: Progress) -> None:
     for left in folder.parent.glob(f".{jars.name}-*"):  # left by a killed process: this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
-        work = Path(name)
-        (work / "ivy.xml").write_text(_ivy_file(jars))
-        options = proxy_options()
-        answer = ""
-        for attempt in range(_ATTEMPTS):
-            code, answer = _ivy(work, cache / "ivy", java_home, options)
-            if code == 0 and any((work / "jars").glob("*.jar")):
+    failure: Exception | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(2**attempt)
+        prefix = f".{jars.name}-"
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix, ignore_cleanup_errors=True) as name:
+            work = Path(name)
+            try:
+                with _trusted_certificates():
+                    places = _places(jars, work)
+                _download(places, make_folder(work / "jars"), progress)
+            except _TransferError as error:
+                failure = error
+            except _MissingError as error:
+                raise StackError(
+                    f"the repository has no jars of {' and '.join(jars.coordinates)}",
+                    evidence=str(error),
+                    next_step=f"{jars.other or 'use a repository that has them'}, or put the jars into {folder}",
+                ) from error
+            else:
                 (work / "jars").chmod(0o755)
                 (work / "jars").rename(folder)
                 return
-            if _lacks(answer):
-                raise StackError(
-                    f"the repository has no jars of {' and '.join(jars.coordinates)}",
-                    evidence=_complaint(answer),
-                    next_step=f"{jars.other or 'use a repository that has them'}, or put the jars into {folder}",
-                )
-            if "PKIX path" in answer and not any("trustStore" in option for option in options):
-                write_truststore(work / "trusted.jks")
-                options += [f"-Djavax.net.ssl.trustStore={work / 'trusted.jks'}", "-Djavax.net.ssl.trustStoreType=JKS"]
-            else:
-                time.sleep(2**attempt)
-        raise StackError(
-            f"the jars of {' and '.join(jars.coordinates)} could not be brought",
-            evidence=_complaint(answer),
-            next_step=f"check the network (HTTPS_PROXY is honoured) and run it again, or put the jars into {folder}",
-        )
+    raise StackError(
+        f"the jars of {' and '.join(jars.coordinates)} could not be downloaded",
+        evidence=str(failure),
+        next_step=f"check the network (HTTPS_PROXY is honoured; {_URL} names another Maven repository) and run it "
+        f"again, or put the jars into {folder}",
+    ) from failure
 
 
-def _lacks(answer: str) -> bool:
-    """Return True if the repository answered that it has no such jars. Ivy reports a module as not found after an error
-    of the network too."""
-    return ": not found" in answer and not any(mark in answer for mark in ("Server access error", "Exception"))
-
-
-def _ivy(work: Path, cache: Path, java_home: Path, options: list[str]) -> tuple[int, str]:
-    command: list[str | Path] = [
-        java_home / "bin" / "java",
-        *options,
-        f"-Divy.default.ivy.user.dir={make_folder(cache)}",
-        f"-Duser.home={cache}",  # so that Ivy neither reads nor writes the user's own folders
-        *("-jar", _ivy_jar(), "-ivy", work / "ivy.xml", "-cache", cache / "cache", "-confs", "default"),
-        *("-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"),
-    ]
+def _places(jars: JarSet, work: Path) -> list[str]:
+    """Return the URLs of the jars of a set and of all that they need."""
     try:
-        done = subprocess.run(
-            through_child(command), capture_output=True, text=True, timeout=_ATTEMPT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"ERROR no end after {_ATTEMPT_SECONDS} s"
-    return done.returncode, done.stdout + done.stderr
-
-
-def _ivy_jar() -> Path:
-    found = find_spec("pyspark")
-    folder = Path(found.origin).parent / "jars" if found and found.origin else Path()
-    jar = next(iter(sorted(folder.glob("ivy-*.jar"))), None) if found else None
-    if jar is None:
+        from jgo.maven import MavenContext  # noqa: PLC0415 - an extra
+        from requests import RequestException  # noqa: PLC0415
+    except ModuleNotFoundError as error:
         raise StackError(
-            "the jars cannot be brought: they are resolved by a part of pyspark, which is not installed",
+            "the jars cannot be downloaded",
+            evidence=f"there is no module {error.name}",
             next_step=install_hint("local"),
-        )
-    return jar
-
-
-def _ivy_file(jars: JarSet) -> str:
-    dependencies = "".join(
-        "<dependency org={} name={} rev={} conf='default->default'/>".format(*map(quoteattr, coordinate.split(":")))
-        for coordinate in jars.coordinates
+        ) from error
+    logging.getLogger("jgo").setLevel(logging.ERROR)
+    url = os.environ.get(_URL, "").rstrip("/")
+    context = MavenContext(
+        repo_cache=work / "poms",
+        local_repos=[],
+        remote_repos={"maven": url} if url else None,
+        timeout=_SECONDS,
     )
-    overrides = "".join(
-        "<override org={} module={} rev={}/>".format(*map(quoteattr, coordinate.split(":")))
-        for coordinate in jars.overrides
-    )
-    return (
-        "<ivy-module version='2.0'><info organisation='outbox-harvester' module='jars' revision='1'/>"
-        f"<configurations><conf name='default'/></configurations>"
-        f"<dependencies>{dependencies}{overrides}</dependencies></ivy-module>"
-    )
+    (repository,) = context.remote_repos.values()
+    try:
+        asked, needed = context.resolver.resolve([context.create_dependency(each) for each in jars.coordinates])
+    except RequestException as error:
+        raise _TransferError(str(error)) from error
+    except RuntimeError as error:  # jgo does not tell an error of the repository from a file that is missing
+        found = _ABSENT.search(str(error))
+        coordinates = [":".join(found.groups())] if found else jars.coordinates
+        for organisation, name, revision in (each.split(":") for each in coordinates):
+            path = f"{organisation.replace('.', '/')}/{name}/{revision}/{name}-{revision}.pom"
+            with _opened(f"{repository}/{path}"):
+                pass
+        raise _TransferError(str(error)) from error
+    artifacts = [each.artifact for each in [*asked, *needed] if each.scope in _USED and not each.optional]
+    return [f"{repository}/{each.component.path_prefix.as_posix()}/{each.filename}" for each in artifacts]
 
 
-def proxy_options() -> list[str]:
-    """Return Java options for HTTP_PROXY, HTTPS_PROXY and NO_PROXY. Credentials in the variables are left out."""
-    options = []
-    proxies = urllib.request.getproxies_environment()
-    for scheme in ("http", "https"):
-        proxy = urlsplit(proxies.get(scheme, ""))
-        if proxy.hostname:
-            options += [f"-D{scheme}.proxyHost={proxy.hostname}", f"-D{scheme}.proxyPort={proxy.port or 80}"]
-    if options and (direct := proxies.get("no")):
-        hosts = "|".join(f"*{host}" if host.startswith(".") else host for host in direct.replace(" ", "").split(","))
-        options.append(f"-Dhttp.nonProxyHosts={hosts}")
-    return options
+def _download(urls: list[str], folder: Path, progress: Progress) -> None:
+    lock, done, received = Lock(), 0, 0
+
+    def count(size: int, jars: int = 0) -> None:
+        nonlocal done, received
+        with lock:
+            done, received = done + jars, received + size
+            progress(done, len(urls), received)
+
+    def fetch(url: str) -> None:
+        found = hashlib.sha1(usedforsecurity=False)
+        try:
+            with _opened(url) as answer, (folder / url.rpartition("/")[2]).open("wb") as file:
+                while chunk := answer.read(_CHUNK):
+                    file.write(chunk)
+                    found.update(chunk)
+                    count(len(chunk))
+            with _opened(f"{url}.sha1") as answer:
+                wanted = answer.read(_CHUNK).decode().split()
+        except (OSError, HTTPException) as error:
+            raise _TransferError(f"{url}: {error}") from error
+        if wanted[:1] != [found.hexdigest()]:
+            raise _TransferError(f"{url} has another checksum than {url}.sha1 says")
+        count(0, jars=1)
+
+    count(0)
+    with ThreadPoolExecutor(_AT_ONCE, "harvest-jars") as pool:
+        for each in [pool.submit(fetch, url) for url in urls]:
+            each.result()
 
 
-def _complaint(answer: str) -> str:
-    marks = ("ERROR", "not found", "Server access error", "Exception", "FAILED", "cannot start")
-    lines = [line.strip() for line in answer.splitlines() if any(mark in line for mark in marks)]
-    return "; ".join(dict.fromkeys(line.strip(":; ")[:300] for line in lines[:3])) or answer[-300:]
+@contextmanager
+def _opened(url: str) -> Iterator[HTTPResponse]:
+    """Open a URL over HTTP, through a proxy that the environment names."""
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - of a Maven repository
+            yield answer
+    except urllib.error.HTTPError as error:
+        if error.code == 404:  # noqa: PLR2004 - HTTP's own number
+            raise _MissingError(f"{url} is not found") from error
+        raise _TransferError(f"{url}: {error}") from error
+    except urllib.error.URLError as error:
+        raise _TransferError(f"{url}: {error.reason}") from error
+
+
+@contextmanager
+def _trusted_certificates() -> Iterator[None]:
+    """Let `requests`, by which jgo reads, trust the certificates that this machine trusts."""
+    known = ssl.get_default_verify_paths().cafile
+    if known is None or {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"} & os.environ.keys():
+        yield
+        return
+    os.environ["REQUESTS_CA_BUNDLE"] = known
+    try:
+        yield
+    finally:
+        del os.environ["REQUESTS_CA_BUNDLE"]

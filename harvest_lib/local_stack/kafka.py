@@ -147,7 +147,7 @@ class KafkaCluster:
         """Download jars, choose ports and write the configuration. Start to format new data folders in the background;
         formatting takes about a second."""
         java_home = find_java(self._parts)
-        jars = resolve(kafka_jars(self.version), self._parts, java_home)
+        jars = resolve(kafka_jars(self.version), self._parts)
         self._java = [java_home / "bin" / "java", *self._options, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
         make_private(self._folder)
         names = [f"{role}-{number}" for number in self._numbers for role in self._roles]

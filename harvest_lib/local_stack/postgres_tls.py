@@ -16,7 +16,6 @@ from pathlib import Path
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.certificates import Certificate
 from harvest_lib.local_stack.jars import JarSet, resolve
-from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import locked, make_folder
 
 _REVISIONS = {"18": "18.0.0", "16": "16.6.0"}
@@ -55,7 +54,7 @@ def bring_binaries(version: str, parts: Path) -> None:
             next_step="leave out `--secure`; docs/security.md explains how to secure your own server",
         )
     artifact = f"io.zonky.test.postgres:embedded-postgres-binaries-{system}-{machine}:{folder.name}"
-    (jar,) = resolve(JarSet(name=f"postgres-tls-{folder.name}", coordinates=(artifact,)), parts, find_java(parts))
+    (jar,) = resolve(JarSet(name=f"postgres-tls-{folder.name}", coordinates=(artifact,)), parts)
     make_folder(folder.parent)
     with locked(folder.parent / ".lock"):
         if not folder.is_dir():

@@ -1,7 +1,8 @@
 """The jars that the jobs need: `export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)`.
 
 The Postgres JDBC driver and Spark's Kafka source for the installed Spark, with all they need. They are downloaded once
-from Maven Central, or as Ivy is configured, into the cache of downloads that `harvest up` uses too (HARVEST_CACHE).
+from Maven Central, or from the repository that HARVEST_MAVEN_URL names, into the cache of downloads that `harvest up`
+uses too (HARVEST_CACHE).
 """
 
 import argparse
@@ -9,7 +10,6 @@ import sys
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
-from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.spark.tested import require_tested
 
@@ -27,8 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         kafka = spark_kafka_jars(spark)
         require_tested(kafka.coordinates[0].rpartition(":")[2])
-        java = find_java(state)
-        found = [jar for jars in (POSTGRES_JDBC, kafka) for jar in resolve(jars, state, java)]
+        found = [jar for jars in (POSTGRES_JDBC, kafka) for jar in resolve(jars, state)]
     except HarvestError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

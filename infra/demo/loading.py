@@ -52,7 +52,7 @@ class Loading:
     def start(self) -> None:
         """Start the job, and return at once."""
         java_home = find_java(default_state())
-        jars = resolve(POSTGRES_JDBC, default_state(), java_home)
+        jars = resolve(POSTGRES_JDBC, default_state())
         environment = self._place.environment() | {
             "JAVA_HOME": str(java_home),
             "HARVEST_SPARK_JARS": ",".join(map(str, jars)),

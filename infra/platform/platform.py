@@ -189,11 +189,7 @@ class Platform:
             "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
             "HARVEST_HOME": str(self._state),
             "HARVEST_SPARK_JARS": os.environ.get("HARVEST_SPARK_JARS", "")
-            or ",".join(
-                str(jar)
-                for jars in (POSTGRES_JDBC, spark_kafka_jars())
-                for jar in resolve(jars, self._parts, java_home)
-            ),
+            or ",".join(str(jar) for jars in (POSTGRES_JDBC, spark_kafka_jars()) for jar in resolve(jars, self._parts)),
             "DAGSTER_URL": self._dagster.url,
             "JAVA_HOME": str(java_home),
             "PYTHONPATH": _path(),

@@ -49,7 +49,7 @@ def run_module(servers: Servers, records: int, module: str, *arguments: str) -> 
 def _environment(servers: Servers) -> Mapping[str, str]:
     state = default_state()
     java_home = find_java(state)
-    jars = [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, java_home)]
+    jars = [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state)]
     places = {"HARVEST_DSN": servers.dsn, "HARVEST_BOOTSTRAP_SERVERS": servers.bootstrap_servers}
     environment = {**os.environ, **places, "JAVA_HOME": str(java_home), "HARVEST_SPARK_JARS": ",".join(map(str, jars))}
     environment.pop("HARVEST_CONFIG", None)

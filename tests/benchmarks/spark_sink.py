@@ -196,7 +196,7 @@ def spark_for_benchmarks() -> Iterator[SparkSession]:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
-            spark_session(jars=resolve(POSTGRES_JDBC, state, java_home), work_folder=Path(folder)) as spark,
+            spark_session(jars=resolve(POSTGRES_JDBC, state), work_folder=Path(folder)) as spark,
         ):
             register(spark)
             yield spark

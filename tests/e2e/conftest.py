@@ -46,9 +46,9 @@ class Platform:
 def platform(parts, tmp_path_factory):
     """A platform of this session's own; the jars are shared."""
     home = tmp_path_factory.mktemp("platform")
-    java = find_java(parts)
+    find_java(parts)
     for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, spark_kafka_jars()):
-        resolve(jars, parts, java)
+        resolve(jars, parts)
     if (parts / "java").exists():
         (home / "java").symlink_to(parts / "java")
     with pytest.MonkeyPatch.context() as patch:

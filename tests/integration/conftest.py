@@ -24,7 +24,6 @@ from support.subscribed import Subscribed
 
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
-from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.spark.data_source import register
@@ -149,7 +148,7 @@ def jdbc_jar():
     """The JDBC driver, for a Spark of the test's own; the environment names its Java."""
     state = default_state()
     with java_named():
-        (jar,) = resolve(POSTGRES_JDBC, state, find_java(state))
+        (jar,) = resolve(POSTGRES_JDBC, state)
         yield jar
 
 

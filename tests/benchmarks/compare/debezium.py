@@ -109,8 +109,8 @@ class Debezium:
         """Bring the jars."""
         try:
             self._java = find_java(state)
-            self._jars = resolve(_CONNECT_JARS, state, self._java)
-            self._plugin = resolve(_DEBEZIUM_JARS, state, self._java)[0].parent
+            self._jars = resolve(_CONNECT_JARS, state)
+            self._plugin = resolve(_DEBEZIUM_JARS, state)[0].parent
         except StackError as reason:
             raise LeftOutError(str(reason)) from reason
         text = f"# java {' '.join(HEAP)}\n{properties(self.worker)}\n{properties(self.connector)}"

@@ -30,9 +30,9 @@ VENV = Path(sys.executable).parent
 @pytest.fixture
 def home(tmp_path, parts):
     """A state folder that shares what is downloaded once; nothing is left running in it."""
-    java = find_java(parts)
+    find_java(parts)
     for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, spark_kafka_jars()):
-        resolve(jars, parts, java)
+        resolve(jars, parts)
     folder = tmp_path / "home"
     folder.mkdir()
     yield folder

@@ -47,7 +47,7 @@ def run(outbox, reaper, monkeypatch):
     """Run the load job of a writer over some partitions; return the result and the lines of the log."""
     java = find_java(default_state())
     monkeypatch.setenv("JAVA_HOME", str(java))
-    found = jars.resolve(jars.POSTGRES_JDBC, default_state(), java)
+    found = jars.resolve(jars.POSTGRES_JDBC, default_state())
     monkeypatch.setenv("HARVEST_SPARK_JARS", ",".join(map(str, found)))
 
     def materialize(name, writer, **tags):

@@ -19,7 +19,6 @@ from support.waiting import eventually
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.jars import kafka_jars, resolve
-from harvest_lib.local_stack.java import find_java
 from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 
 pytestmark = pytest.mark.full
@@ -149,7 +148,7 @@ def names_below(process):
 
 
 def test_a_stack_killed_while_it_starts_leaves_nobody_behind(tmp_path, parts):
-    resolve(kafka_jars("4.3.1"), parts, find_java(parts))
+    resolve(kafka_jars("4.3.1"), parts)
     code = (
         "import sys; from pathlib import Path; from harvest_lib.local_stack import Stack\n"
         "Stack(Path(sys.argv[1]), parts=Path(sys.argv[2]), durable=False).start()"

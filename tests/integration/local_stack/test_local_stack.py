@@ -35,7 +35,7 @@ HARVEST = Path(sys.executable).parent / "harvest"
 @pytest.fixture
 def home(tmp_path, parts, monkeypatch):
     """A state folder of this test's own that shares the jars; no stack is left in it."""
-    resolve(kafka_jars("4.3.1"), parts, find_java(parts))
+    resolve(kafka_jars("4.3.1"), parts)
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
     monkeypatch.delenv("HARVEST_DSN", raising=False)
     monkeypatch.delenv("HARVEST_BOOTSTRAP_SERVERS", raising=False)

@@ -69,7 +69,7 @@ def project(tmp_path):
 def environment(project, parts):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PYTHON", "AIRFLOW"))}
     java = find_java(parts)
-    jars = [str(jar) for names in (POSTGRES_JDBC, spark_kafka_jars()) for jar in resolve(names, parts, java)]
+    jars = [str(jar) for names in (POSTGRES_JDBC, spark_kafka_jars()) for jar in resolve(names, parts)]
     return kept | {"PYTHONPATH": str(project), "JAVA_HOME": str(java), "HARVEST_SPARK_JARS": ",".join(jars)}
 
 

@@ -15,7 +15,6 @@ from support.waiting import eventually
 
 from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import kafka_jars, resolve
-from harvest_lib.local_stack.java import find_java
 from infra.platform import sessions
 from infra.platform.service import ask
 
@@ -58,7 +57,7 @@ LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "_
 @pytest.fixture
 def home(tmp_path, parts, monkeypatch):
     """A state folder that shares the jars, and a module of definitions; nothing is left running in it."""
-    resolve(kafka_jars("4.3.1"), parts, find_java(parts))
+    resolve(kafka_jars("4.3.1"), parts)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "small_definitions.py").write_text(DEFINITIONS)
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path))

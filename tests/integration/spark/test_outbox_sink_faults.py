@@ -34,7 +34,7 @@ LEFT JOIN (
 @pytest.mark.timeout(1_800)
 def test_no_row_is_missing_and_none_comes_twice(dsn, way, runs, tmp_path):
     java_home = find_java(default_state())
-    (jar,) = jars.resolve(jars.POSTGRES_JDBC, default_state(), java_home)
+    (jar,) = jars.resolve(jars.POSTGRES_JDBC, default_state())
     with psycopg.connect(dsn, autocommit=True) as connection:
         NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
         connection.execute("CREATE TABLE faulty (id bigint, customer text, place bigint)")

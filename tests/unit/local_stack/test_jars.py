@@ -1,6 +1,6 @@
-"""Bringing jars: once, whole or not at all, and with a clear word when it fails. A script stands in for Java."""
+"""Bringing jars from a repository, over HTTP: once, whole or not at all, and with a clear word when it fails."""
 
-import shlex
+import hashlib
 import subprocess
 import sys
 import threading
@@ -14,198 +14,179 @@ import pytest
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import jars
-from harvest_lib.local_stack.jars import TESTED_SPARK, JarSet, proxy_options, resolve, spark_kafka_jars
-from harvest_lib.local_stack.java import find_java
-from harvest_lib.local_stack.truststore import write_truststore
+from harvest_lib.local_stack.jars import TESTED_SPARK, JarSet, resolve, spark_kafka_jars
 
 pytestmark = pytest.mark.quick
 
-SOME = JarSet(name="some", coordinates=("org.example:some:1.0",), overrides=("org.example:other:2.0",))
+SOME = JarSet(name="some", coordinates=("org.example:some:1.0", "org.example:other:2.0"))
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>{name}</artifactId>
+<version>{version}</version><dependencies>{needs}</dependencies></project>"""
+NEEDED = """<dependency><groupId>org.example</groupId><artifactId>{}</artifactId><version>{}</version>
+<scope>{}</scope></dependency>"""
 
 
-@pytest.fixture
-def java_home(tmp_path, monkeypatch):
-    """Make a Java that runs `answer.sh` with Ivy's arguments, counting its calls in the file `calls`."""
-    monkeypatch.setattr(jars.time, "sleep", lambda _: None)
-    monkeypatch.setenv("HARVEST_CACHE", str(tmp_path))
-    program = tmp_path / "java" / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(
-        "#!/bin/sh\n"
-        f'echo "$@" >> {tmp_path}/calls\n'
-        'for argument; do case "$argument" in */ivy.xml) work=${argument%/ivy.xml};; esac; done\n'
-        f". {tmp_path}/answer.sh\n"
-    )
-    program.chmod(0o755)
-    answer(tmp_path, "mkdir $work/jars; touch $work/jars/some-1.0.jar; cp $work/ivy.xml $work/jars")
-    return tmp_path / "java"
+class Repository:
+    """A Maven repository. `fails` are the answers, instead of files, to the requests after the first `answers`."""
 
+    def __init__(self, folder):
+        self.folder = folder
+        self.fails, self.answers = [], 0
+        self.asked = []
+        repository = self
 
-def answer(tmp_path: Path, script: str) -> None:
-    (tmp_path / "answer.sh").write_text(script + "\n")
+        class Handler(SimpleHTTPRequestHandler):
+            def do_GET(self):
+                repository.asked.append(self.path.rpartition("/")[2])
+                repository.answers -= 1
+                if repository.fails and repository.answers < 0:
+                    self.send_error(repository.fails.pop())
+                else:
+                    super().do_GET()
 
+            def log_message(self, *_):
+                pass
 
-def calls(tmp_path: Path) -> list[str]:
-    return (tmp_path / "calls").read_text().splitlines()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self._thread = threading.Thread(target=self.server.serve_forever)
+        self._thread.start()
 
+    def add(self, name, version, *needs):
+        place = self.folder / "org" / "example" / name / version
+        place.mkdir(parents=True)
+        text = POM.format(name=name, version=version, needs="".join(NEEDED.format(*each) for each in needs))
+        (place / f"{name}-{version}.pom").write_text(text)
+        content = f"the jar of {name} {version}".encode()
+        (place / f"{name}-{version}.jar").write_bytes(content)
+        (place / f"{name}-{version}.jar.sha1").write_text(hashlib.sha1(content).hexdigest())  # noqa: S324 - Maven's
+        return place / f"{name}-{version}.jar"
 
-def test_a_set_is_brought_once_even_by_several_at_a_time(tmp_path, java_home):
-    answer(tmp_path, (tmp_path / "answer.sh").read_text() + "sleep 0.2")
-    found: list[list[Path]] = []
-    threads = [threading.Thread(target=lambda: found.append(resolve(SOME, tmp_path, java_home))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[tmp_path / "jars" / "some" / "some-1.0.jar"]] * 4
-    assert len(calls(tmp_path)) == 1
-    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
-    asked = (tmp_path / "jars" / "some" / "ivy.xml").read_text()
-    assert '<dependency org="org.example" name="some" rev="1.0"' in asked
-    assert '<override org="org.example" module="other" rev="2.0"/>' in asked
+    def count(self, name):
+        return self.asked.count(name)
 
-
-def test_two_clones_share_what_was_brought(tmp_path, java_home):
-    (first,) = resolve(SOME, tmp_path / "one", java_home)
-    assert resolve(SOME, tmp_path / "other", java_home) == [first]
-    assert len(calls(tmp_path)) == 1
-    assert not (tmp_path / "one").exists()
-
-
-def test_two_processes_bring_a_set_once_and_neither_sees_half_of_it(tmp_path, java_home):
-    answer(tmp_path, "mkdir $work/jars; touch $work/jars/a.jar; sleep 1\n touch $work/jars/b.jar; cat $work/ivy.xml")
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from harvest_lib.local_stack.jars import JarSet, resolve\n"
-        "some = JarSet(name='some', coordinates=('org.example:some:1.0',))\n"
-        "print(*(each.name for each in resolve(some, Path(sys.argv[1]), Path(sys.argv[2]))))"
-    )
-    command = [sys.executable, "-c", script]
-    clones = [
-        subprocess.Popen([*command, tmp_path / clone, java_home], stdout=subprocess.PIPE, text=True)
-        for clone in ("one", "other")
-    ]
-    assert [clone.communicate(timeout=60)[0].split() for clone in clones] == [["a.jar", "b.jar"]] * 2
-    assert len(calls(tmp_path)) == 1
-
-
-def test_the_remains_of_a_killed_download_go(tmp_path, java_home):
-    (tmp_path / "jars" / ".some-killed" / "jars").mkdir(parents=True)
-    resolve(SOME, tmp_path, java_home)
-    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
-
-
-def test_a_passing_failure_is_tried_again(tmp_path, java_home):
-    success = (tmp_path / "answer.sh").read_text()
-    answer(tmp_path, f"[ $(wc -l < {tmp_path}/calls) -gt 1 ] || exit 1\n{success}")
-    assert len(resolve(SOME, tmp_path, java_home)) == 1
-    assert len(calls(tmp_path)) == 2
-
-
-def test_a_lasting_failure_names_coordinate_cause_and_remedy_and_leaves_nothing(tmp_path, java_home):
-    answer(tmp_path, "mkdir -p $work/jars; touch $work/jars/half.jar; echo '  Server access error: timed out'; exit 1")
-    with pytest.raises(StackError) as raised:
-        resolve(SOME, tmp_path, java_home)
-    assert "org.example:some:1.0" in raised.value.cause
-    assert "timed out" in raised.value.evidence
-    assert "HTTPS_PROXY" in raised.value.next_step
-    assert len(calls(tmp_path)) == 3
-    assert [entry.name for entry in (tmp_path / "jars").iterdir()] == [".lock"]
-
-
-def test_an_untrusted_certificate_brings_what_the_machine_trusts(tmp_path, java_home):
-    success = (tmp_path / "answer.sh").read_text()
-    answer(tmp_path, f"case \"$*\" in *trustStore=*) ;; *) echo 'PKIX path building failed'; exit 1;; esac\n{success}")
-    assert len(resolve(SOME, tmp_path, java_home)) == 1
-
-
-def test_java_reads_what_the_machine_trusts(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    count = write_truststore(tmp_path / "trusted.jks")
-    script = (find_java(tmp_path) / "bin" / "java").read_text()
-    keytool = Path(shlex.split(script.split("exec ")[1])[0]).with_name("keytool")
-    listing = subprocess.run(
-        [keytool, "-list", "-keystore", tmp_path / "trusted.jks", "-storepass", "changeit"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert listing.stdout.count("trustedCertEntry") == count
-    assert count > 0
-
-
-def test_proxies_are_passed_on_without_credentials(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("HTTPS_PROXY", raising=False)
-    assert proxy_options() == []
-    monkeypatch.setenv("HTTPS_PROXY", "http://user:canary@proxy.example:3128")
-    monkeypatch.setenv("NO_PROXY", "localhost, .example")
-    assert proxy_options() == [
-        "-Dhttps.proxyHost=proxy.example",
-        "-Dhttps.proxyPort=3128",
-        "-Dhttp.nonProxyHosts=localhost|*.example",
-    ]
-
-
-def test_without_pyspark_the_error_says_so(tmp_path, java_home, monkeypatch):
-    monkeypatch.setattr(jars, "find_spec", lambda _: None)
-    with pytest.raises(StackError, match=r"make setup|pip install"):
-        resolve(SOME, tmp_path, java_home)
-
-
-POM = """<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>some</artifactId>
-<version>1.0</version></project>"""
-SETTINGS = """<ivysettings><settings defaultResolver="here"/><resolvers>
-<ibiblio name="here" m2compatible="true" root="http://127.0.0.1:{port}/"/></resolvers></ivysettings>"""
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A real Ivy, and a server over HTTP that has version 1.0 of a jar. Return the server; Ivy's calls are counted."""
+    """A repository of `some`, which needs `other` 1.0, which needs `third`; `other` is there in 2.0 too."""
     monkeypatch.setattr(jars.time, "sleep", lambda _: None)
     monkeypatch.setenv("HARVEST_CACHE", str(tmp_path))
-    place = tmp_path / "maven" / "org" / "example" / "some" / "1.0"
-    place.mkdir(parents=True)
-    (place / "some-1.0.pom").write_text(POM)
-    (place / "some-1.0.jar").write_bytes(b"a jar")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "maven"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    (tmp_path / "settings.xml").write_text(SETTINGS.format(port=server.server_port))
-    program = tmp_path / "java" / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    real = find_java(tmp_path) / "bin" / "java"
-    program.write_text(
-        f'#!/bin/sh\necho call >> {tmp_path}/calls\nexec {real} "$@" -settings {tmp_path}/settings.xml\n'
+    made = Repository(tmp_path / "maven")
+    monkeypatch.setenv("HARVEST_MAVEN_URL", f"http://127.0.0.1:{made.server.server_port}/")
+    made.add("some", "1.0", ("other", "1.0", "compile"), ("tests", "1.0", "test"), ("given", "1.0", "provided"))
+    made.add("other", "1.0", ("third", "1.0", "runtime"))
+    made.add("other", "2.0", ("third", "1.0", "runtime"))
+    made.add("third", "1.0")
+    yield made
+    made.close()
+
+
+def names(found):
+    return [each.name for each in found]
+
+
+def test_a_set_has_all_that_is_needed_to_run_in_the_revisions_that_are_named(tmp_path, repository):
+    assert names(resolve(SOME, tmp_path)) == ["other-2.0.jar", "some-1.0.jar", "third-1.0.jar"]
+    assert (tmp_path / "jars" / "some" / "some-1.0.jar").read_bytes() == b"the jar of some 1.0"
+
+
+def test_a_set_is_brought_once_even_by_several_at_a_time(tmp_path, repository):
+    found: list[list[Path]] = []
+    threads = [threading.Thread(target=lambda: found.append(resolve(SOME, tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [names(each) for each in found] == [["other-2.0.jar", "some-1.0.jar", "third-1.0.jar"]] * 4
+    assert repository.count("some-1.0.jar") == 1
+    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
+
+
+def test_two_clones_share_what_was_brought(tmp_path, repository):
+    first = resolve(SOME, tmp_path / "one")
+    assert resolve(SOME, tmp_path / "other") == first
+    assert repository.count("some-1.0.jar") == 1
+    assert not (tmp_path / "one").exists()
+
+
+def test_two_processes_bring_a_set_once_and_neither_sees_half_of_it(tmp_path, repository):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from harvest_lib.local_stack.jars import JarSet, resolve\n"
+        f"print(*(each.name for each in resolve({SOME!r}, Path(sys.argv[1]))))"
     )
-    program.chmod(0o755)
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    command = [sys.executable, "-c", script]
+    clones = [
+        subprocess.Popen([*command, tmp_path / clone], stdout=subprocess.PIPE, text=True) for clone in ("one", "other")
+    ]
+    found = [clone.communicate(timeout=60)[0].split() for clone in clones]
+    assert found == [["other-2.0.jar", "some-1.0.jar", "third-1.0.jar"]] * 2
+    assert repository.count("some-1.0.jar") == 1
 
 
-@pytest.mark.full
+def test_the_remains_of_a_killed_download_go(tmp_path, repository):
+    (tmp_path / "jars" / ".some-killed" / "jars").mkdir(parents=True)
+    resolve(SOME, tmp_path)
+    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
+
+
+def test_the_progress_is_told(tmp_path, repository):
+    told = []
+    resolve(SOME, tmp_path, lambda *each: told.append(each))
+    assert told[0] == (0, 3, 0)
+    size = sum(each.stat().st_size for each in (tmp_path / "jars" / "some").iterdir())
+    assert told[-1] == (3, 3, size)
+
+
+@pytest.mark.parametrize("before", [0, 1, 4, 6])
+def test_a_passing_failure_of_any_request_is_tried_again(tmp_path, repository, before):
+    repository.fails = [503]
+    repository.answers = before
+    assert len(resolve(SOME, tmp_path)) == 3
+    assert repository.fails == []
+
+
+def test_a_file_with_another_checksum_is_not_taken(tmp_path, repository):
+    jar = tmp_path / "maven" / "org" / "example" / "third" / "1.0" / "third-1.0.jar"
+    jar.write_bytes(b"something else")
+    with pytest.raises(StackError, match="could not be downloaded") as raised:
+        resolve(SOME, tmp_path)
+    assert "third-1.0.jar has another checksum" in raised.value.evidence
+    assert repository.count("third-1.0.jar") == 3
+    assert names((tmp_path / "jars").iterdir()) == [".lock"]
+
+
 def test_a_repository_that_lacks_a_version_is_told_from_a_network_that_is_down(tmp_path, repository):
-    (found,) = resolve(SOME, tmp_path, tmp_path / "java")
-    assert found.read_bytes() == b"a jar"
     newer = JarSet(name="newer", coordinates=("org.example:some:1.1",), other="use 1.0")
     with pytest.raises(StackError) as lacking:
-        resolve(newer, tmp_path, tmp_path / "java")
+        resolve(newer, tmp_path)
     assert lacking.value.cause == "the repository has no jars of org.example:some:1.1"
     assert "not found" in lacking.value.evidence
     assert lacking.value.next_step.startswith("use 1.0, or put the jars into ")
-    assert len(calls(tmp_path)) == 2, "asked once"
-    repository.shutdown()
-    repository.server_close()
-    with pytest.raises(StackError) as down:
-        resolve(newer, tmp_path, tmp_path / "java")
-    assert "could not be brought" in down.value.cause
-    assert "check the network" in down.value.next_step
-    assert len(calls(tmp_path)) == 5
+    repository.fails = [500] * 100
+    for end in ("500", "Connection refused"):
+        with pytest.raises(StackError) as down:
+            resolve(newer, tmp_path)
+        assert "could not be downloaded" in down.value.cause
+        assert end in down.value.evidence
+        assert "HTTPS_PROXY is honoured" in down.value.next_step
+        repository.close()
+
+
+def test_a_dependency_that_is_missing_is_told(tmp_path, repository):
+    repository.add("broken", "1.0", ("nowhere", "1.0", "compile"))
+    with pytest.raises(StackError, match="the repository has no jars of") as raised:
+        resolve(JarSet(name="broken", coordinates=("org.example:broken:1.0",)), tmp_path)
+    assert "nowhere" in raised.value.evidence
+
+
+def test_without_the_extra_the_error_says_so(tmp_path, repository, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jgo.maven", None)
+    with pytest.raises(StackError, match=r"make setup|pip install"):
+        resolve(SOME, tmp_path)
 
 
 def test_another_version_of_the_same_line_is_the_next_step():
@@ -214,13 +195,13 @@ def test_another_version_of_the_same_line_is_the_next_step():
     assert locked == {TESTED_SPARK["4.1"]}
     assert "`python -m harvest_lib.spark.jars --spark-version 4.1.3`" in spark_kafka_jars("4.1.9").other
     assert spark_kafka_jars("4.1.3").other == ""
-    assert spark_kafka_jars("4.1.3").coordinates == ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",)
+    assert spark_kafka_jars("4.1.3").coordinates[0] == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3"
 
 
 @pytest.mark.parametrize(("installed", "kafka"), [("4.0.5", "4.0.2"), ("4.3.0", "4.2.0"), ("4.4.0", "4.4.0")])
 def test_by_default_the_version_is_the_one_that_is_tested_with_the_installed_spark(installed, kafka, monkeypatch):
     monkeypatch.setattr(jars, "version", lambda _: installed)
-    assert spark_kafka_jars().coordinates == (f"org.apache.spark:spark-sql-kafka-0-10_2.13:{kafka}",)
+    assert spark_kafka_jars().coordinates[0] == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{kafka}"
     assert spark_kafka_jars().other == ""
 
 
