@@ -37,7 +37,7 @@ RUN = $(BIN)/python -m tests.run --workers
 BESIDE := $(MAKE) --no-print-directory lint audit
 PARALLEL = -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup platform demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
+.PHONY: help setup tested platform demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ help:  ## list the targets
 setup:  ## make the environment from the lock
 	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(MADE_FROM)" ] || \
 	  [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh -newer infra/native_build.py $(patsubst %,-newer %,$(wildcard harvest_lib/native/*.[ch])) 2>/dev/null)" ]; then \
-	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && echo "$(MADE_FROM)" > $(STAMP); \
+	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && echo "$(MADE_FROM)" > $(STAMP); \
 	fi
+
+tested: setup  # the environment, and on Debian, as root, the pooler and Prometheus that some tests need
+	@sh infra/machine.sh pooler
 
 platform: setup  ## Dagster and Airflow on Postgres and Kafka, on this machine; `.harvest/venv/bin/harvest down` ends them
 	@$(BIN)/harvest platform
@@ -63,30 +66,30 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 demo-spark: setup  ## orders go from files through Spark, outbox and topic into totals, while each joint is killed
 	@$(BIN)/python -m infra.demo_spark
 
-test: setup  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
+test: tested  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
 	@$(RUN) $(WORKERS) $(TIERS) --beside "$(BESIDE)"
 
-test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test` with both tiers
+test-gate: tested  ## the rest that every change has to pass: `.ci/run` is `make test` with both tiers
 	@$(RUN) $(GATE_WORKERS) gate
 
-test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
+test-all: tested lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
 	@HYPOTHESIS_PROFILE=random $(RUN) $(GATE_WORKERS) quick gate full
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
-test-long: setup  ## the tests that take longer
+test-long: tested  ## the tests that take longer
 	@$(BIN)/python -m pytest -m "long and not e2e" --timeout 900
 
-test-least: setup  ## tests whose subject is a harvester, limited to exactly what `harvest grants` prints
+test-least: tested  ## tests whose subject is a harvester, limited to exactly what `harvest grants` prints
 	@TEST_LEAST_PRIVILEGE=1 $(BIN)/python -m pytest -m "not e2e" tests/integration tests/contract
 
-test-python: setup  ## tests of harvesting once more, with HARVEST_IMPL=python
+test-python: tested  ## tests of harvesting once more, with HARVEST_IMPL=python
 	@HARVEST_IMPL=python $(BIN)/python -m pytest $(PARALLEL) -m "not long and not e2e" tests/contract tests/property \
 	  tests/integration/delivery tests/integration/harvester tests/integration/subscriptions
 
-coverage: setup  ## which lines the tests reach
+coverage: tested  ## which lines the tests reach
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
-test-e2e: setup  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways
+test-e2e: tested  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways
 	@sh infra/browser.sh
 	@$(BIN)/python -m pytest -m e2e tests/e2e
 

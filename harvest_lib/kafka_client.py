@@ -336,16 +336,24 @@ def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
                     raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
 
 
-def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-    """Create a topic unless it exists. Raises TopicMissing if it cannot be created."""
+def create_topic(
+    settings: Mapping[str, object],
+    name: str,
+    *,
+    partitions: int,
+    config: Mapping[str, str],
+    copies: int | None = None,
+) -> bool:
+    """Create a topic unless it exists. Return False if it exists. `copies` is the replication factor; None leaves it to
+    the brokers. Raises TopicMissing if it cannot be created."""
     with AdminClient(client_settings(settings)) as admin:
-        topic = NewTopic(name, num_partitions=partitions, config=dict(config))
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=copies or -1, config=dict(config))
         try:
             future = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
             answer_of(future, REACH_TIMEOUT_SECONDS * 2)
         except KafkaException as error:
             if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
-                return
+                return False
             missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
             if is_refusal(error.args[0]):
                 raise TopicMissing(
@@ -354,6 +362,7 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
                     next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
                 ) from error
             raise missing from error
+        return True
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
@@ -361,7 +370,7 @@ def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMis
     return TopicMissing(
         f"the topic {name!r} does not exist and could not be created",
         evidence=evidence,
-        next_step=f"kafka-topics.sh --bootstrap-server … --create --topic {name} --partitions {partitions}",
+        next_step=f"as a user who may create topics: harvest topics create {name} --partitions {partitions}",
     )
 
 

@@ -2,7 +2,7 @@
 # Install required system packages, as root on Debian and similar systems. Elsewhere, or if the installation fails, the
 # command that needs a program reports that it is missing.
 #   machine.sh           for some faults of `harvest chaos`
-#   machine.sh pooler    for the tests with a pooler before Postgres, and for the tests of alerts
+#   machine.sh pooler    for the tests with a pooler before Postgres, and for the tests of alerts: `make test` only
 set -eu
 # Many users' PATH lacks the folders of root's programs.
 has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }

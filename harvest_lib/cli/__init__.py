@@ -35,6 +35,8 @@ from harvest_lib.cli import (
     stack,
     status,
     subscriptions,
+    topics,
+    try_out,
 )
 from harvest_lib.cli.parsing import Group, OptionlessCommand
 from harvest_lib.cli.terminal import checked_output
@@ -79,7 +81,8 @@ for _command in (
     *_checkout_commands(),
 ):
     app.command()(_command)
-for _group in (grants, park, pipeline, segments, subscriptions, stack):
+app.command("try")(try_out.try_)
+for _group in (grants, park, pipeline, segments, subscriptions, topics, stack):
     app.add_typer(_group.app)
 
 

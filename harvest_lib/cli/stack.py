@@ -6,6 +6,8 @@ stack is up.
 
 import importlib
 import json
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode="rich")
 
 _FOLLOW_SECONDS = 0.2
+_BAR, _BAR_SECONDS, _LINE_SECONDS = 30, 0.1, 5.0
 _MEBIBYTE = 1024 * 1024
 
 
@@ -43,6 +46,9 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop the stack at Ctrl-C.")
     ] = False,
+    exports: Annotated[
+        bool, typer.Option("--exports", help='Print the lines for a shell: eval "$(harvest up --exports)".')
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start Postgres and Kafka on this machine, and return once they answer.
@@ -53,19 +59,24 @@ def up(
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
     """
-    supervisor, state = _local_stack("supervisor"), state_folder()
+    supervisor, state = local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
+    if local_stack("description").running(state) is None:
+        bring_kafka(kafka, state)
     if foreground:
-        hold(lambda: _local_stack("stack").Stack(state, **wanted), as_json=as_json)
+        hold(lambda: local_stack("stack").Stack(state, **wanted), as_json=as_json)
     else:
         description, already = supervisor.up(state, wanted)
+        if exports:
+            typer.echo(_exports(description))
+            return
         show(description, "already running" if already else "up", as_json=as_json)
 
 
 @app.command(epilog="Example: harvest down")
 def down(*, as_json: Json = False) -> None:
     """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
-    ended = _local_stack("supervisor").down(state_folder())
+    ended = local_stack("supervisor").down(state_folder())
     if as_json:
         typer.echo(json_text({"ended": ended}))
     else:
@@ -75,7 +86,7 @@ def down(*, as_json: Json = False) -> None:
 @app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
     """Show the servers of the stack. Exits with 13 if no stack is running."""
-    description = _local_stack("description").running(state_folder())
+    description = local_stack("description").running(state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
         raise typer.Exit(FOUND_EXIT_CODE)
@@ -120,13 +131,43 @@ def logs(
 
 def state_folder() -> Path:
     """Return the state folder of the stack. Raises StackError if the local stack is not installed."""
-    state: Path = _local_stack("state").default_state()
+    state: Path = local_stack("state").default_state()
     return state
+
+
+def bring_kafka(version: str, state: Path) -> None:
+    """Download the jars of a Kafka broker unless they are there, and show the progress on standard error: a bar on a
+    terminal, else a line every few seconds. Raises StackError."""
+    jars = local_stack("jars")
+    wanted = jars.kafka_jars(version)
+    if os.environ.get("HARVEST_BOOTSTRAP_SERVERS") or wanted.folder(state).is_dir():
+        return
+    said = time.monotonic()
+
+    def tell(done: int, all_: int, size: int) -> None:
+        nonlocal said
+        is_shown = sys.stderr.isatty()
+        if time.monotonic() - said < (_BAR_SECONDS if is_shown else _LINE_SECONDS) and 0 < done < all_:
+            return
+        said = time.monotonic()
+        bar = "#" * (_BAR * done // all_)
+        line = f"{bar:<{_BAR}} {done} of {all_} jars" if is_shown else f"{done} of {all_} jars"
+        line = f"{line}, {size / _MEBIBYTE:.0f} MB"
+        typer.echo(f"\r{line}" if is_shown else line, err=True, nl=not is_shown or done == all_)
+
+    typer.echo(f"downloading Kafka {version} into {wanted.folder(state).parent}, once: 45 MB", err=True)
+    jars.resolve(wanted, state, tell)
+
+
+def _exports(description: "Description") -> str:
+    """Return the lines by which a shell names these servers, with the password."""
+    names = {"HARVEST_DSN": description.dsn, "HARVEST_BOOTSTRAP_SERVERS": description.bootstrap_servers}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in names.items())
 
 
 def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
     """Start a stack in the foreground, print its servers, and stop the stack at Ctrl-C."""
-    supervisor = _local_stack("supervisor")
+    supervisor = local_stack("supervisor")
     supervisor.stop_on_signals()
     try:
         with make() as stack:
@@ -136,7 +177,7 @@ def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
         return
 
 
-def _local_stack(name: str) -> Any:
+def local_stack(name: str) -> Any:
     """Import and return a module of the local stack. Raises StackError if the extra `local` is not installed."""
     try:
         return importlib.import_module(f"harvest_lib.local_stack.{name}")
@@ -165,10 +206,11 @@ def show(description: "Description", state: str, *, as_json: bool) -> None:
     rows += [("DSN", content["dsn"]), ("password", password), ("bootstrap", content["bootstrap_servers"])]
     rows += [(each.name.partition("-")[0].capitalize(), each.url) for each in description.servers]
     rows += description.notes.items()
+    rows.append(("for a shell", 'eval "$(harvest up --exports)"'))
     print_line((state, "bold green"))
     print_table(table_of([row for row in rows if row[1]], boxed=False))
     if description.secure:
-        typer.echo(_local_stack("secure").settings_text(Path(description.secure)))
+        typer.echo(local_stack("secure").settings_text(Path(description.secure)))
 
 
 def _show_servers(description: "Description", *, as_json: bool) -> None:

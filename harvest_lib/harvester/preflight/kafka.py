@@ -164,7 +164,7 @@ class _Cluster:
                 next_step="give it another name in these settings, or write records for another topic",
             )
         if topic not in self._present:
-            create = self._command("kafka-topics.sh", "--create", "--topic", topic, "--partitions", "6")
+            create = f"harvest topics create {shlex.quote(topic)} --partitions 6"
             raise TopicMissing(
                 f"the topic {topic!r} does not exist, or this user may not see it: its records would be parked",
                 evidence=f"it is not among the {len(self._present)} topics that Kafka lists",

@@ -363,8 +363,7 @@ def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, s
             check=False,
         )
         assert done.returncode == 6, done.stderr
-        address = servers["HARVEST_BOOTSTRAP_SERVERS"]
-        assert f"kafka-topics.sh --bootstrap-server {address} --create --topic no-such-topic" in done.stdout
+        assert "harvest topics create no-such-topic --partitions 6" in done.stdout
 
 
 @pytest.mark.full

@@ -169,7 +169,7 @@ def test_a_missing_topic_fails_the_run_before_a_record_is_parked(drain, settings
     assert not result.success
     failure = failure_of(result)
     assert "the topic 'no_such_topic' does not exist" in failure.description
-    assert "kafka-topics.sh" in failure.metadata["next_step"].value
+    assert "harvest topics create " in failure.metadata["next_step"].value
     assert outbox.count() == 5
 
 

@@ -1,0 +1,138 @@
+"""`harvest try`: the first three records, from servers that it starts to a consumer and an audit.
+
+It runs the commands that a user would type, and shows each before its output. They have a database and a topic of their
+own, so that nothing else on these servers is touched.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from harvest_lib.cli.stack import bring_kafka, local_stack, state_folder
+from harvest_lib.errors import StackError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harvest_lib.local_stack.description import Description
+
+DATABASE, TOPIC = "try", "try-orders"
+_DEFAULTS = {"postgres": "18", "kafka": "4.3.1", "brokers": 1, "fresh": False, "secure": False}
+_WRITE = f"""\
+import json, os, psycopg
+from harvest_lib import append
+
+with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
+    connection.execute("CREATE TABLE IF NOT EXISTS orders (id bigserial, total int)")
+    for total in (10, 20, 30):
+        with connection.transaction():  # the row and the record are committed together, or neither is
+            [order] = connection.execute("INSERT INTO orders (total) VALUES (%s) RETURNING id", [total]).fetchone()
+            value = json.dumps({{"order": order, "total": total}})
+            append(connection, [{{"topic": "{TOPIC}", "key": str(order), "value": value}}])
+"""
+_READ = f"""\
+import os, sys
+from confluent_kafka import Consumer
+
+consumer = Consumer({{"bootstrap.servers": os.environ["HARVEST_BOOTSTRAP_SERVERS"], "group.id": "try",
+                     "auto.offset.reset": "earliest", "isolation.level": "read_committed"}})
+consumer.subscribe(["{TOPIC}"])
+for _ in range(3):
+    message = consumer.poll(30) or sys.exit("no record within 30 s")
+    print(f"key {{message.key().decode()}}: {{message.value().decode()}}")
+consumer.close()
+"""
+_NEXT = """
+What is left on this machine: Postgres and Kafka, until `harvest down`; their data in {state}.
+
+To go on in this shell:
+  eval "$(harvest up --exports)"       # HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS
+  export HARVEST_LEADER_GROUP_ID=shop  # the name of the pool
+  harvest init                         # the outbox table
+  harvest topics create orders
+  harvest run                          # until Ctrl-C; start a second one: it takes over if the first is killed
+"""
+
+
+def try_() -> None:
+    """Start Postgres and Kafka here, commit three records, deliver, read and audit them.
+
+    It takes a minute the first time, when 45 MB are downloaded, and 10 s later. It
+    uses the servers of `harvest up`, with a database and a topic of its own.
+
+    Example:
+
+      harvest try
+    """
+    for name in ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"):
+        if os.environ.get(name):
+            raise StackError(
+                "`harvest try` uses only servers that it starts itself",
+                evidence=f"{name} names another server",
+                next_step=f"unset {name}",
+            )
+    state = state_folder()
+    description = _servers(state)
+    variables = {
+        "HARVEST_DSN": local_stack("trial").own_database(description.dsn, DATABASE),
+        "HARVEST_BOOTSTRAP_SERVERS": description.bootstrap_servers,
+        "HARVEST_LEADER_GROUP_ID": DATABASE,
+    }
+    _command(variables, "init")
+    _command(variables, "topics", "create", TOPIC)
+    _program(variables, "An order and its record, in one transaction, three times", _WRITE)
+    _command(variables, "run", "--drain", "--log-level", "warning")
+    _program(variables, "What a consumer reads", _READ)
+    _command(variables, "audit", "--topic", TOPIC)
+    typer.echo(_NEXT.format(state=state))
+
+
+def _servers(state: "Path") -> "Description":
+    found: Description | None = local_stack("description").running(state)
+    if found is None:
+        _say("harvest up")
+        bring_kafka(str(_DEFAULTS["kafka"]), state)
+        found, _ = local_stack("supervisor").up(state, _DEFAULTS)
+    assert found is not None  # noqa: S101 - `up` returns it
+    if found.secure:
+        raise StackError(
+            "a secured stack is running",
+            evidence="`harvest try` connects without TLS",
+            next_step="`harvest down`, then try again",
+        )
+    places = ", ".join(f"{each.name} {each.version} on port {each.port}" for each in found.servers if each.port)
+    typer.echo(f"running: {places}")
+    return found
+
+
+def _command(variables: Mapping[str, str], *arguments: str) -> None:
+    _say(f"harvest {' '.join(arguments)}")
+    _run(variables, "-m", "harvest_lib.cli", *arguments)
+
+
+def _program(variables: Mapping[str, str], title: str, text: str) -> None:
+    _say(f"# {title}")
+    for line in text.splitlines():
+        typer.echo(f"    {line}".rstrip())
+    _run(variables, "-c", text)
+
+
+def _say(line: str) -> None:
+    from harvest_lib.cli.tables import print_line
+
+    print_line(("\n$ " if not line.startswith("#") else "\n", "bold"), (line, "bold"))
+    sys.stdout.flush()
+
+
+def _run(variables: Mapping[str, str], *arguments: str) -> None:
+    code = subprocess.run([sys.executable, *arguments], env={**os.environ, **variables}, check=False).returncode
+    if code:
+        raise StackError(
+            "the last command did not succeed",
+            evidence=f"exit code {code}; see above",
+            next_step="`harvest logs` shows the servers' logs; `harvest down`, then try again",
+        )
