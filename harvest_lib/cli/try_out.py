@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DATABASE, TOPIC = "try", "try-orders"
 _DEFAULTS = {"postgres": "18", "kafka": "4.3.1", "brokers": 1, "fresh": False, "secure": False}
-_WRITE = f"""\
+_WRITE = """\
 import json, os, psycopg
 from harvest_lib import append
 
@@ -31,9 +31,9 @@ with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
     for total in (10, 20, 30):
         with connection.transaction():  # the row and the record are committed together, or neither is
             [order] = connection.execute("INSERT INTO orders (total) VALUES (%s) RETURNING id", [total]).fetchone()
-            value = json.dumps({{"order": order, "total": total}})
-            append(connection, [{{"topic": "{TOPIC}", "key": str(order), "value": value}}])
-"""
+            value = json.dumps({"order": order, "total": total})
+            append(connection, [{"topic": "TOPIC", "key": str(order), "value": value}])
+""".replace("TOPIC", TOPIC)
 _READ = f"""\
 import os, sys
 from confluent_kafka import Consumer
