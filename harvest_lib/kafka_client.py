@@ -11,14 +11,15 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing, TopicTooSmall
+from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable
 from harvest_lib.telemetry.counts import KAFKA_ERRORS
 from harvest_lib.telemetry.harmless import Harmless
 
@@ -150,6 +151,7 @@ class _Calm(logging.Filter):
 
 
 _OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
+_OF_SERVERS = ("bootstrap.servers", "oauth_cb")  # a client with `oauth_cb` waits for a token when it is made
 _CALLBACKS = Harmless(logging.getLogger(__name__), "client_callback_failed")
 _LOGGER = logging.getLogger("harvest_lib.librdkafka")
 _LOGGER.addFilter(_Calm())
@@ -202,10 +204,34 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
     """Return the settings of a client: the user's, overridden by `own`, and a logger that drops repeated warnings.
 
     By default the client reconnects within a second after a broker is available again; librdkafka's default is up to
-    ten seconds. Errors of the user's callbacks are logged.
+    ten seconds. Errors of the user's callbacks are logged. Raises ConfigError for a callback `module:function` that
+    cannot be imported.
     """
-    made = {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
+    made = {"reconnect.backoff.max.ms": 1000, **_with_functions(settings), **own, "logger": _LOGGER}
     return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
+
+
+def _with_functions(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with the functions that their callbacks name as `module:function`."""
+    return {
+        name: _function(name, value) if name.endswith("_cb") and isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+def _function(setting: str, text: str) -> object:
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # a module of the user may raise any
+        raise ConfigError(
+            f"{text!r} cannot be imported: {type(error).__name__}: {error}",
+            field=setting,
+            next_step="install its package where the harvester runs, or put its folder on PYTHONPATH",
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{text!r} is no function", field=setting, next_step="name a function as `module:function`")
+    return found
 
 
 def _harmless(observer: Any) -> Callable[..., None]:
@@ -223,7 +249,8 @@ def refused_setting(settings: Mapping[str, object]) -> str:
     """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. The check
     makes no connection, and ignores missing files, such as the file of a certificate."""
     try:
-        Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
+        ours = {name: value for name, value in _with_functions(settings).items() if name not in _OF_SERVERS}
+        Producer({**ours, "log_level": 0})
     except KafkaException as error:
         complaint = str(error.args[0].str()).strip()
         return "" if complaint.startswith("Failed to create") else complaint
@@ -334,50 +361,3 @@ def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
                 admin.poll(0)
                 if last.denied or deadline.passed:  # a refusal is permanent; a missing answer may be temporary
                     raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
-
-
-def create_topic(
-    settings: Mapping[str, object],
-    name: str,
-    *,
-    partitions: int,
-    config: Mapping[str, str],
-    copies: int | None = None,
-) -> bool:
-    """Create a topic unless it exists. Return False if it exists. `copies` is the replication factor; None leaves it to
-    the brokers. Raises TopicMissing if it cannot be created."""
-    with AdminClient(client_settings(settings)) as admin:
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=copies or -1, config=dict(config))
-        try:
-            future = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
-            answer_of(future, REACH_TIMEOUT_SECONDS * 2)
-        except KafkaException as error:
-            if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
-                return False
-            missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
-            if is_refusal(error.args[0]):
-                raise TopicMissing(
-                    f"the topic {name!r} does not exist, or this user may not see it, and may not create it",
-                    evidence=missing.evidence,
-                    next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
-                ) from error
-            raise missing from error
-        return True
-
-
-def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
-    """Return the error for a topic that an operator has to create, with the command that creates it."""
-    return TopicMissing(
-        f"the topic {name!r} does not exist and could not be created",
-        evidence=evidence,
-        next_step=f"as a user who may create topics: harvest topics create {name} --partitions {partitions}",
-    )
-
-
-def topic_too_small(name: str, *, partitions: int, needed: int, why: str) -> TopicTooSmall:
-    """Return the error for a topic that needs more partitions, with the command that adds them."""
-    return TopicTooSmall(
-        f"the topic {name!r} has fewer partitions than it needs: {why}",
-        evidence=f"{partitions}, of {needed}",
-        next_step=f"kafka-topics.sh --bootstrap-server … --alter --topic {name} --partitions {needed}",
-    )

@@ -20,14 +20,12 @@ from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     answer_of,
     client_settings,
-    create_topic,
     log_range,
     refused_settings,
-    topic_missing,
     topic_partitions,
-    topic_too_small,
     translate,
 )
+from harvest_lib.kafka_topics import create_topic, topic_missing, topic_too_small
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 COMPACTED = {"cleanup.policy": "compact"}

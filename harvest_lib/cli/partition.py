@@ -37,7 +37,8 @@ def _places(config: Path | None, topic: str, keys: list[str], before: int | None
     """Yield the current and the former partition of each key. The former number of partitions is `before`, or without
     `before` the number that a harvester has stored in Postgres. If no number is known, the former partition is None."""
     from harvest_lib.delivery.partitioners import DEFAULT, partition_of
-    from harvest_lib.kafka_client import topic_missing, topic_partitions
+    from harvest_lib.kafka_client import topic_partitions
+    from harvest_lib.kafka_topics import topic_missing
 
     settings = configuration(config).harvest.kafka_settings(for_producer=True)
     partitions = topic_partitions(settings).get(topic)

@@ -46,7 +46,7 @@ def create(
         raise typer.BadParameter("name at least one topic", param_hint="TOPIC...")
 
     from harvest_lib.cli.options import configuration
-    from harvest_lib.kafka_client import create_topic
+    from harvest_lib.kafka_topics import create_topic
 
     harvest = configuration(config).harvest
     for topic in topics:

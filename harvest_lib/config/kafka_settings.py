@@ -105,10 +105,12 @@ _OTHER_NAMES = {
 _OF_TOPICS = "topic."
 """Optional prefix of librdkafka's topic settings."""
 _BEYOND_LIBRDKAFKA = 2**63
+_FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 class KafkaSettings(Mapping[str, object]):
-    """Settings of librdkafka by librdkafka's names. Values are text, numbers, booleans or, from Python, callables."""
+    """Settings of librdkafka by librdkafka's names. Values are text, numbers, booleans or, from Python, callables. A
+    callback may also be the text `module:function`: `kafka_client.client_settings` imports it."""
 
     __slots__ = ("_settings",)
 
@@ -185,8 +187,9 @@ def _check(name: object, value: object) -> Iterator[Problem]:
     elif name != "logger" and not callable(value) and not isinstance(value, str | int | float | bool):
         remedy = "write a single value; librdkafka's settings are flat, topic settings included"
         yield Problem(path=(name,), message="is not text, a number, true or false", remedy=remedy)
-    elif name.endswith("_cb") and not callable(value):
-        yield Problem(path=(name,), message="is a function, which only Python can give", remedy="remove it")
+    elif name.endswith("_cb") and not callable(value) and not _FUNCTION.fullmatch(str(value)):
+        remedy = "name a function of Python as `module:function`"
+        yield Problem(path=(name,), message="names no function", remedy=remedy)
     elif name == "default.topic.config":
         remedy = "write its entries beside the other settings; librdkafka's settings are flat, topic settings included"
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)

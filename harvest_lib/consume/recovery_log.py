@@ -21,14 +21,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.reader import read_uncommitted
 from harvest_lib.errors import CheckpointError, TopicMissing
-from harvest_lib.kafka_client import (
-    answer_of,
-    client_settings,
-    create_topic,
-    topic_partitions,
-    topic_too_small,
-    translate,
-)
+from harvest_lib.kafka_client import answer_of, client_settings, topic_partitions, translate
+from harvest_lib.kafka_topics import create_topic, topic_too_small
 
 AUTHOR = "author"
 HEAD = "head"

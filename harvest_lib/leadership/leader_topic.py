@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.kafka_client import client_settings, create_topic, topic_missing, topic_partitions, topic_too_small
+from harvest_lib.kafka_client import client_settings, topic_partitions
+from harvest_lib.kafka_topics import create_topic, topic_missing, topic_too_small
 
 _log = logging.getLogger(__name__)
 

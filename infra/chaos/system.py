@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.config.choices import ReadingMode, choose
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres import PostgresServer

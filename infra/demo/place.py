@@ -19,7 +19,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.conninfo import parameters_of
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.local_stack import Stack
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.native_table import NativeTable

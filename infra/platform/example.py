@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 from harvest_lib.outbox.stamping import add_stamp
 from harvest_lib.postgres.database import connect

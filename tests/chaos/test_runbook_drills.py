@@ -35,7 +35,7 @@ from support.machine import require
 from support.runbooks import filled, runbook, sections
 from support.waiting import eventually
 
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.local_stack.state import default_state, make_folder
 from infra.chaos.alert_matrix import SESSION_SECONDS, await_scraped, scaled_rules_of_run
 from infra.chaos.commands import harvest

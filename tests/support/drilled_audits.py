@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from support.exhausted import INSERT
 from support.waiting import eventually
 
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 
 JOB = "node"
 LOST, DOUBLED, MISSING = "audited-lost", "audited-doubled", "audited-missing"

@@ -14,7 +14,7 @@ from support.exhausted import provide_kafka_configs
 from support.topics import configure_topic
 from support.waiting import eventually
 
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 
 CONSUMER_JOB, PIPELINE_JOB = "harvest-consumer-flight-counts", "harvest-pipeline-copy"
 FLIGHTS, ROWS = "flights", "rows"

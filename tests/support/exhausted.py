@@ -15,7 +15,7 @@ from trustme import CA
 
 from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
 from harvest_lib.consume.telemetry import ConsumerTelemetry
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.local_stack.jars import kafka_jars, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state

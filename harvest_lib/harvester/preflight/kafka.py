@@ -20,16 +20,8 @@ from harvest_lib.harvester.assembly.factory import refuse_bad_settings
 from harvest_lib.harvester.assembly.preconditions import Check
 from harvest_lib.harvester.assembly.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.harvester.preflight.report import Report
-from harvest_lib.kafka_client import (
-    answer_of,
-    client_settings,
-    is_refusal,
-    topic_missing,
-    topic_partitions,
-    topic_settings,
-    topic_too_small,
-    translate,
-)
+from harvest_lib.kafka_client import answer_of, client_settings, is_refusal, topic_partitions, topic_settings, translate
+from harvest_lib.kafka_topics import topic_missing, topic_too_small
 
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5

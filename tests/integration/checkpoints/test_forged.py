@@ -10,7 +10,7 @@ from support.waiting import eventually
 
 from harvest_lib.checkpoints import kafka_store
 from harvest_lib.errors import CheckpointError, KafkaUnavailable, ServerRegressed
-from harvest_lib.kafka_client import topic_missing
+from harvest_lib.kafka_topics import topic_missing
 from harvest_lib.local_stack.postgres import PostgresServer
 
 pytestmark = pytest.mark.full

@@ -15,7 +15,7 @@ from support.watch import Watch
 from harvest_lib.clock import boot_seconds
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.telemetry.health import HarvestHealth
-from harvest_lib.kafka_client import create_topic
+from harvest_lib.kafka_topics import create_topic
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli_settings import NeliSettings
 from harvest_lib.local_stack.kafka import KafkaCluster

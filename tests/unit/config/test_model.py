@@ -197,6 +197,7 @@ def test_what_a_promise_rests_on_is_not_overridden(mapping: str, name: str, valu
         ("compression.type", "lz4"),
         ("linger.ms", 2.5),
         ("oauth_cb", print),
+        ("oauth_cb", "company.kafka_tokens:token"),
         *(("partitioner", each) for each in ("consistent", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")),
         ("topic.partitioner", "murmur2"),
         ("topic.metadata.refresh.interval.ms", 1_000),
@@ -284,6 +285,8 @@ REFUSED = [
         for name, value in (
             ("error_cb", "print"),
             ("oauth_cb", 1),
+            ("oauth_cb", "company.kafka_tokens"),
+            ("oauth_cb", "company.kafka-tokens:token"),
             ("default.topic.config", "x"),
             ("batch.size", "many"),
             ("batch.size", 0),

@@ -29,12 +29,11 @@ from harvest_lib.kafka_client import (
     KafkaProducerProvider,
     LastError,
     client_settings,
-    create_topic,
     refused_settings,
-    topic_missing,
     topic_partitions,
     translate,
 )
+from harvest_lib.kafka_topics import create_topic, topic_missing
 from harvest_lib.native import UNCONFIRMED, NativeRecords, NativeSender, close_with_sender, error_of, make_with_sender
 from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
 from harvest_lib.pipeline.adaptors.kafka.records import handed_over, namespaces_and_record_times, records_of
