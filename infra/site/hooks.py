@@ -24,6 +24,13 @@ PAGES = {
 }
 """The page of each file of the repository's root that the site includes."""
 
+_STYLE = """
+/* Names of settings and commands in tables are not broken in mid-word: the table scrolls. */
+.md-typeset table:not([class]) code { white-space: nowrap; }
+.md-typeset table:not([class]) td:first-child { min-width: 8rem; }
+.md-grid { max-width: 70rem; }
+"""
+
 _PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
 
@@ -46,6 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         is_plain = page == "license.md"
         content = f"# License\n\n```\n{text}```\n" if is_plain else _LINK.sub(lambda link: _from_root(link[1]), text)
         files.append(File.generated(config, page, content=content))
+    files.append(File.generated(config, "site.css", content=_STYLE))
     for page in _listed(config.nav or []):
         if page.startswith("api/"):
             module = page.removeprefix("api/").removesuffix(".md")
