@@ -106,6 +106,7 @@ class HarvestDrainOperator(OutboxOperator):
             self._lineage.written += topic_names(config, counts.read())
             delivered += harvest.delivered_records
             seconds += time.monotonic() - started
+            self.log.info("delivered %d records in %.1f s", delivered, seconds)
             if self._is_killed:
                 raise AirflowException("the task was ended before the outbox was empty: the next run goes on")
             if not leaves:
@@ -124,7 +125,6 @@ class HarvestDrainOperator(OutboxOperator):
         )
 
     def _result(self, config: HarvestConfig, delivered: int, seconds: float) -> dict[str, float | None]:
-        self.log.info("delivered %d records in %.1f s", delivered, seconds)
         parked = None
         try:
             with connect(config.data_source.conninfo()) as connection:
