@@ -6,6 +6,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 
 from infra.platform import sessions
@@ -79,6 +80,12 @@ class Services:
                 asset,
             )
         ]
+
+    def tasks(self):
+        """Return the command lines of the processes of tasks."""
+        scheduler = psutil.Process(self._services["airflow-scheduler"].pid)
+        found = [" ".join(each.cmdline()) for each in scheduler.children(recursive=True)]
+        return [each for each in found if "task" in each]
 
     def runs(self, dag_id):
         """Return the states of a DAG's runs by their ids."""

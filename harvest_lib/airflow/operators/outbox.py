@@ -69,15 +69,17 @@ class HarvestDrainOperator(OutboxOperator):
         self,
         context: "Context",  # noqa: ARG002 - Airflow's
         event: Mapping[str, str],
-        **so_far: Any,
+        began: float | None = None,  # `dag.test()` leaves out all but the event
+        delivered: int = 0,
+        seconds: float = 0.0,
     ) -> dict[str, float | None]:
         """End if the leader has delivered the records. If it has not, harvest again, and perhaps lead."""
         if event["outcome"] == LATE:
-            return self._drain(**so_far)
+            return self._drain(began=began, delivered=delivered, seconds=seconds)
         if event["outcome"] != SUCCEEDED:
             raise_outcome(event, HarvestError)
         with permanent():
-            return self._result(HarvestHook(self.conn_id).config(), so_far["delivered"], so_far["seconds"])
+            return self._result(HarvestHook(self.conn_id).config(), delivered, seconds)
 
     def _drain(self, *, began: float | None, delivered: int, seconds: float) -> dict[str, float | None]:
         """Harvest. `began` is the time, by Postgres's clock, at which the task began; None if it begins now. The other
@@ -106,6 +108,7 @@ class HarvestDrainOperator(OutboxOperator):
             self._lineage.written += topic_names(config, counts.read())
             delivered += harvest.delivered_records
             seconds += time.monotonic() - started
+            self.log.info("delivered %d records in %.1f s", delivered, seconds)
             if self._is_killed:
                 raise AirflowException("the task was ended before the outbox was empty: the next run goes on")
             if not leaves:
@@ -124,7 +127,6 @@ class HarvestDrainOperator(OutboxOperator):
         )
 
     def _result(self, config: HarvestConfig, delivered: int, seconds: float) -> dict[str, float | None]:
-        self.log.info("delivered %d records in %.1f s", delivered, seconds)
         parked = None
         try:
             with connect(config.data_source.conninfo()) as connection:

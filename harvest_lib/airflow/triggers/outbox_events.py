@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -148,7 +149,8 @@ class OutboxEvents(SharedStreamProducer):
                 yield event.payload, event
                 await asyncio.sleep(0)  # so that the subscriber's queue stays short
             while self._outstanding:
-                await self._advanced.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._advanced.wait(), _SAVE_SECONDS)
                 self._advanced.clear()
                 await self._until_done(self._save)
             if events and events[-1].payload is None:

@@ -195,8 +195,9 @@ class TopicEvents(KafkaSharedStreamProducer):
         try:
             if clean:
                 self._settling.add([clean[0], clean[-1]])
-            if rest := batch[len(clean) :]:
-                await self._committed(rest)
+            rest = batch[len(clean) :]
+            while rest and not await self._committed(rest):
+                pass
         finally:
             self._outstanding -= len(batch)
             self._advanced.set()

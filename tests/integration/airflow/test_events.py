@@ -16,8 +16,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from psycopg.conninfo import conninfo_to_dict
 from support.airflow_services import ROOT, airflow_services
+from support.outbox import harvest_config
 from support.waiting import eventually
 
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.record.header import stamp
 from harvest_lib.source import Selection
@@ -36,6 +38,7 @@ from airflow.sdk import Asset, AssetWatcher, dag
 from harvest_lib.airflow.assets import outbox_asset, topic_asset
 from harvest_lib.airflow.operators.event_runs import RunPerEventOperator
 from harvest_lib.airflow.triggers.outbox_events import OutboxEventTrigger
+from harvest_lib.airflow.sensors.outbox import OutboxDrainedSensor
 from harvest_lib.airflow.triggers.topic_events import TopicEventTrigger
 
 topics = os.environ["EVENT_TOPICS"].split(",")
@@ -49,6 +52,7 @@ topic = topic_asset("kafka.example.com:9092", topics[0], watchers=[
 keys = watched("keys", TopicEventTrigger(topics=topics[:1], kafka_config_id="watch", shows_keys=True))
 lossy = watched("lossy", TopicEventTrigger(topics=topics[:1], kafka_config_id="lossy"))
 nowhere = watched("nowhere", OutboxEventTrigger(name="nowhere", conn_id="nowhere"))
+paused = watched("paused", OutboxEventTrigger(name="paused", topics=["paused"], start="beginning", poll_seconds=0.2))
 refused = watched("refused", OutboxEventTrigger(name="refused", conn_id="refused"))
 
 @dag(dag_id="watch", schedule=[many], catchup=False, max_active_runs=1)
@@ -63,9 +67,19 @@ def one():
 def others():
     EmptyOperator(task_id="end")
 
+@dag(dag_id="pausable", schedule=[paused], catchup=False)
+def pausable():
+    EmptyOperator(task_id="end")
+
+@dag(dag_id="waits", schedule="@once", catchup=False)
+def waits():
+    OutboxDrainedSensor(task_id="wait", conn_id="waiting", deferrable=True, poke_interval=0.5, timeout=1000)
+
 watch()
 one()
 others()
+pausable()
+waits()
 """
 
 
@@ -80,7 +94,8 @@ def shop(stack, tmp_path_factory):
     name = f"shop_{uuid.uuid4().hex[:8]}"
     dsn = own_database(stack.dsn, name, password_file=home / name)
     with psycopg.connect(dsn, autocommit=True) as made:
-        NativeTable(outbox=OutboxTable.parse("outbox")).create(made)
+        for table in ("outbox", "waiting"):
+            NativeTable(outbox=OutboxTable.parse(table)).create(made)
     yield dsn
     with psycopg.connect(stack.dsn, autocommit=True) as made:
         made.execute(f"DROP DATABASE {name} WITH (FORCE)")
@@ -96,20 +111,25 @@ def airflow(stack, shop, admin, tmp_path_factory):
     (dags / "watches.py").write_text(WATCHES)
     shutil.copy(ROOT / "airflow_dags" / "one_run_per_order.py", dags)
     topics = [f"events_{uuid.uuid4().hex[:8]}"]
-    for future in admin.create_topics([NewTopic(topic, 2) for topic in topics]).values():
+    for future in admin.create_topics([NewTopic(topic, 2) for topic in (*topics, topics[0] + ".waiting")]).values():
         future.result(60)
     found = conninfo_to_dict(shop)
     server = {"host": found["host"], "port": int(found["port"]), "schema": found["dbname"]}
     login = {"login": found["user"], "password": found["password"]}
     kafka = {"bootstrap.servers": stack.bootstrap_servers, "group.id": topics[0], "enable.auto.commit": "false"}
     kafka["session.timeout.ms"] = "6000"
+    with psycopg.connect(shop, autocommit=True) as database:
+        for _ in range(3):
+            database.execute(WRITE.replace("outbox", "waiting"), (topics[0] + ".waiting", "k"))
     with airflow_services(
         stack,
         home,
         dags,
         EVENT_TOPICS=",".join(topics),
+        AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL="5",
         AIRFLOW_CONN_OUTBOX_DEFAULT=connection("outbox", **server, **login),
         AIRFLOW_CONN_NOWHERE=connection("outbox", **server, **login, extra={"outbox_table": "nowhere"}),
+        AIRFLOW_CONN_WAITING=connection("outbox", **server, **login, extra={"outbox_table": "waiting"}),
         AIRFLOW_CONN_REFUSED=connection("outbox", **server, login=login["login"], password="canary-wrong"),
         AIRFLOW_CONN_WATCH=connection("kafka", extra={**kafka, "auto.offset.reset": "earliest"}),
         AIRFLOW_CONN_LOSSY=connection("kafka", extra={**kafka, "auto.offset.reset": "latest"}),
@@ -117,7 +137,7 @@ def airflow(stack, shop, admin, tmp_path_factory):
         services.topic, services.bootstrap_servers = topics[0], stack.bootstrap_servers
         services.start()
         eventually(
-            lambda: services.query("SELECT count(*) FROM trigger WHERE triggerer_id IS NOT NULL")[0][0] == 7,
+            lambda: services.query("SELECT count(*) FROM trigger WHERE triggerer_id IS NOT NULL")[0][0] >= 8,
             "the watchers are assigned",
             seconds=120,
         )
@@ -265,6 +285,48 @@ def test_errors_of_watchers_are_told_with_the_next_step_and_end_no_watcher(airfl
         eventually(lambda step=step: step in airflow.said("triggerer"), f"{name} is told: {step}", seconds=60)
     assert "canary" not in airflow.said("triggerer")
     assert "exited with error" not in airflow.said("triggerer"), "Airflow would start a watcher that ends at once"
+
+
+def test_a_sensor_that_waits_holds_no_worker_and_needs_the_triggerer_only_to_go_on(airflow, shop):
+    def state():
+        ((found,),) = airflow.query("SELECT state FROM task_instance WHERE dag_id = 'waits'")
+        return found
+
+    eventually(lambda: state() == "deferred", "the sensor waits", seconds=120)
+    assert not [each for each in airflow.tasks() if "waits" in each], "no process of a task"
+    airflow.kill("triggerer")
+    config = harvest_config(
+        shop, airflow.bootstrap_servers, airflow.topic, outbox_table="waiting", delivery="sequenced"
+    )
+    assert Harvest(config).drain(60).records == 3
+    assert state() == "deferred"
+    airflow.spawn("triggerer")
+    eventually(lambda: state() == "success", "the sensor goes on", seconds=120)
+
+
+def test_a_dag_that_is_paused_while_events_are_stored_loses_none(airflow, shop):
+    def watchers():
+        return airflow.query(
+            "SELECT 1 FROM asset_trigger t JOIN asset a ON a.id = t.asset_id WHERE a.uri = 'x-test://paused'"
+        )
+
+    eventually(watchers, "the watcher is there", seconds=120)
+    threads, ids = written(shop, 600, "paused", pause_seconds=0.1)
+    for _ in range(3):
+        eventually(lambda: len(airflow.payloads("x-test://paused")) > 0, "events come", seconds=60)
+        for is_paused in (True, False):
+            airflow.query("UPDATE dag SET is_paused = %s WHERE dag_id = 'pausable' RETURNING dag_id", is_paused)
+            eventually(
+                lambda wanted=not is_paused: bool(watchers()) is wanted, "the watcher goes or comes", seconds=120
+            )
+    for each in threads:
+        each.join()
+    wanted = {("paused", each) for each in ids}
+
+    def missing():
+        return wanted - records_of(each["id"] for each in airflow.payloads("x-test://paused"))
+
+    eventually(lambda: not missing(), "an event for each record", seconds=120)
 
 
 @pytest.mark.long

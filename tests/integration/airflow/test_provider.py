@@ -148,7 +148,7 @@ def test_a_connection_to_an_outbox_is_tested_by_what_the_harvester_needs(install
 
 
 def test_the_connection_of_the_page_is_added_as_it_is_typed(installed):
-    _, typed = blocks("docs/airflow.md", under="## Airflow without Dagster")
+    _, typed, *_ = blocks("docs/airflow.md", under="## Airflow without Dagster")
     *added, _ = typed.text.replace("\\\n", " ").splitlines()
     for each in added:
         done = installed(*shlex.split(each))

@@ -1,13 +1,19 @@
 """The place where a watcher of a topic begins, by the offsets that it commits for its group."""
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from support.waiting import eventually
 
 from harvest_lib.airflow.triggers.topic_events import TopicEvents
 
 pytestmark = pytest.mark.gate
+
+NO_COORDINATOR = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 
 
 @pytest.fixture
@@ -19,6 +25,21 @@ def consumer(bootstrap_servers, group_id):
 
 def events(topic):
     return TopicEvents(topics=[topic], kafka_config_id="watch", start="now", poll_timeout=1.0)
+
+
+def begin(watcher, consumer, topic):
+    """Begin, as soon as the brokers have a coordinator for the group."""
+
+    def begun():
+        try:
+            watcher._begin(consumer, topic)
+        except KafkaException as error:
+            if error.args[0].code() in NO_COORDINATOR:
+                return False
+            raise
+        return True
+
+    eventually(begun, "the watcher begins")
 
 
 def written(bootstrap_servers, topic, count):
@@ -35,9 +56,9 @@ def committed(consumer, topic):
 def test_a_topic_that_is_there_begins_at_its_end_once(make_topic, consumer, bootstrap_servers):
     topic = make_topic(partitions=1)
     written(bootstrap_servers, topic, 3)
-    events(topic)._begin(consumer, topic)
+    begin(events(topic), consumer, topic)
     written(bootstrap_servers, topic, 2)
-    events(topic)._begin(consumer, topic)
+    begin(events(topic), consumer, topic)
     assert committed(consumer, topic) == 3
 
 
@@ -49,5 +70,5 @@ def test_a_topic_that_comes_after_the_start_begins_at_its_beginning(admin, uniqu
     admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
     written(bootstrap_servers, topic, 3)
     eventually(lambda: consumer.list_topics(topic, timeout=60).topics[topic].error is None, "the topic is known")
-    watcher._begin(consumer, topic)
+    begin(watcher, consumer, topic)
     assert committed(consumer, topic) == 0
