@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from harvest_lib import cli
+from harvest_lib.cli.help_text import examples, option_rows, paragraphs
 from harvest_lib.telemetry import catalogue
 from infra.monitoring import dashboard
 
@@ -95,7 +96,8 @@ def render() -> str:
     """Return the text of `docs/cli.md`."""
     group: Any = typer.main.get_command(cli.app)  # typer's result has no public type
     root = typer.Context(group, info_name="harvest")
-    parts = [_HEAD, *_sentences(cli.__doc__ or "", skip=1)]
+    exit_codes = " ".join((cli.__doc__ or "").split("\n\n")[1].split())
+    parts = [_HEAD, f"{exit_codes}\n"]
     for name, command in group.commands.items():
         parts += _described(command, typer.Context(command, info_name=name, parent=root))
     return "\n".join(parts)
@@ -104,8 +106,8 @@ def render() -> str:
 def _described(command: Any, context: typer.Context) -> Iterator[str]:
     """Yield the text about a command and, if it is a group, about the commands in it."""
     yield f"## {context.command_path}\n"
-    yield from _sentences(command.help or "")
-    yield from _examples(command.epilog or "")
+    yield from (f"{each}\n" for each in paragraphs(command))
+    yield from _code(examples(command))
     yield from _options(command, context)
     if not hasattr(command, "commands"):
         return
@@ -120,38 +122,22 @@ def main() -> None:
     dashboard.FILE.write_text(dashboard.render(), encoding="utf-8")
 
 
-def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
-    """Yield the paragraphs of a help text, and then its indented lines, the examples, as a block of code."""
-    examples: list[str] = []
-    for paragraph in text.split("\n\n")[skip:]:
-        before, example, after = paragraph.partition("Example:  ")
-        if paragraph.startswith("  "):
-            examples.append(paragraph.strip())
-        elif example and not before.strip():
-            examples.append(after.strip())
-        elif paragraph.strip() != "Examples:":
-            yield " ".join(paragraph.split()) + "\n"
-    yield from _code(examples)
-
-
-def _examples(epilog: str) -> Iterator[str]:
-    """Yield the examples of an epilogue of the form `Example: first · second` as a block of code."""
-    _, found, examples = epilog.partition("Example: ")
-    yield from _code(examples.split(" · ") if found else [])
-
-
 def _code(lines: list[str]) -> Iterator[str]:
     if lines:
         yield "\n".join(["```sh", *lines, "```", ""])
 
 
 def _options(command: Any, context: typer.Context) -> Iterator[str]:
-    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
-    rows = [record for record in records if record is not None and record[0] != "--help"]
+    rows = [row for row in option_rows(command, context) if not row[0].endswith("--help")]
     if rows:
         table = ["| option | meaning |", "| --- | --- |"]
-        table += [f"| `{_cell(names)}` | {_cell(meaning)} |" for names, meaning in rows]
+        table += [f"| {_code_cell(names)} | {_cell(meaning)} |" for names, meaning in rows]
         yield "\n".join([*table, ""])
+
+
+def _code_cell(text: str) -> str:
+    """Return a cell of code. The site would show the backslash before a `|` between backquotes."""
+    return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def _cell(text: str) -> str:

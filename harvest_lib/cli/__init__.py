@@ -36,7 +36,7 @@ from harvest_lib.cli import (
     status,
     subscriptions,
 )
-from harvest_lib.cli.parsing import Group, OptionlessCommand
+from harvest_lib.cli.parsing import Commands, Group, OptionlessCommand
 from harvest_lib.cli.terminal import checked_output
 from harvest_lib.errors import HarvestError
 
@@ -63,24 +63,32 @@ class _Harvest(Group):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+app = Commands(
     name="harvest",
     cls=_Harvest,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 another error, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
     "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive, "
     "12 output not written, 13 problem found.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
-for _command in (
-    *(init.init, migrate.migrate, check.check, run.run, status.status, audit.audit, partition.partition, pump.pump),
-    *_checkout_commands(),
-):
-    app.command()(_command)
-for _group in (grants, park, pipeline, segments, subscriptions, stack):
-    app.add_typer(_group.app)
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "Set up": (init.init, check.check, migrate.migrate, grants.app),
+    "Run": (run.run, pipeline.app),
+    "Operate": (status.status, partition.partition, subscriptions.app, park.app, segments.app),
+    "Verify": (audit.audit,),
+    "Local stack": (stack.up, stack.down, stack.ps, stack.logs, pump.pump),
+    "Development": _checkout_commands(),
+}
+for _panel, _members in _PANELS.items():
+    for _member in _members:
+        if isinstance(_member, typer.Typer):
+            app.add_typer(_member, rich_help_panel=_panel)
+        else:
+            app.command(rich_help_panel=_panel)(_member)
 
 
 def _print_version(*, asked: bool) -> None:
@@ -101,7 +109,7 @@ def _options(
     pass
 
 
-@app.command(cls=OptionlessCommand)
+@app.command(cls=OptionlessCommand, rich_help_panel="Set up")
 def version() -> None:
     """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 

@@ -79,7 +79,10 @@ def audit(
         ),
     ] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="Kafka records that count: committed records, or all.")
+        Isolation,
+        typer.Option(
+            metavar="read_committed|read_uncommitted", help="Kafka records that count: committed records, or all."
+        ),
     ] = "read_committed",
     show_examples: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N of each anomaly.")] = 5,
     show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys. They may be personal data.")] = False,

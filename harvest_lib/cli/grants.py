@@ -29,21 +29,33 @@ def postgres(
     config: ConfigFile = None,
     table: TableName = None,
     source: Annotated[
-        Source | None, typer.Option(help="Default: the configuration's. With auto, the table decides.")
+        Source | None,
+        typer.Option(
+            metavar="mark|snapshot|transaction_id", help="Default: the configuration's. With auto, the table decides."
+        ),
     ] = None,
     subscriptions: Annotated[
         list[str] | None,
         typer.Option(
-            "--subscriptions", help="A subscription that the harvester may lead; may be repeated. Default: any."
+            "--subscriptions",
+            metavar="NAME",
+            help="A subscription that the harvester may lead; may be repeated. Default: any.",
         ),
     ] = None,
-    harvester: Annotated[str, typer.Option(help="Role of the harvester; empty for none.")] = "harvester",
-    reader: Annotated[str, typer.Option(help="Role for `status` and `audit`; empty for none.")] = "reader",
+    harvester: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role of the harvester; empty for none.")
+    ] = "harvester",
+    reader: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role for `status` and `audit`; empty for none.")
+    ] = "reader",
     operator: Annotated[
-        str, typer.Option(help="Role for `park` and `subscriptions`, which reads as the reader does. Default: none.")
+        str,
+        typer.Option(
+            metavar="ROLE", help="Role for `park` and `subscriptions`, which reads as the reader does. Default: none."
+        ),
     ] = "",
     writer: Annotated[
-        list[str] | None, typer.Option(help="Role of a writer; may be repeated. Default: writer.")
+        list[str] | None, typer.Option(metavar="ROLE", help="Role of a writer; may be repeated. Default: writer.")
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -53,11 +65,14 @@ def postgres(
     ] = None,
     dagster: Annotated[bool, typer.Option("--dagster", help="The harvester runs, and audits, in Dagster.")] = False,
     spark_writer: Annotated[
-        list[str] | None, typer.Option("--spark-writer", help="Role of a writer by Spark; may be repeated.")
+        list[str] | None,
+        typer.Option("--spark-writer", metavar="ROLE", help="Role of a writer by Spark; may be repeated."),
     ] = None,
     spark_table: Annotated[
         list[str] | None,
-        typer.Option("--spark-table", help="A business table that the writers by Spark fill; may be repeated."),
+        typer.Option(
+            "--spark-table", metavar="TABLE", help="A business table that the writers by Spark fill; may be repeated."
+        ),
     ] = None,
 ) -> None:
     """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
@@ -124,8 +139,12 @@ def kafka(
         ),
     ],
     config: ConfigFile = None,
-    harvester: Annotated[str, typer.Option(help="Principal of the harvester; empty for none.")] = "User:harvester",
-    reader: Annotated[str, typer.Option(help="Principal for `status` and `audit`; empty for none.")] = "User:reader",
+    harvester: Annotated[
+        str, typer.Option(metavar="PRINCIPAL", help="Principal of the harvester; empty for none.")
+    ] = "User:harvester",
+    reader: Annotated[
+        str, typer.Option(metavar="PRINCIPAL", help="Principal for `status` and `audit`; empty for none.")
+    ] = "User:reader",
     create: Annotated[
         bool, typer.Option(help="Allow the harvester to create its topics for election and checkpoints.")
     ] = True,
@@ -187,14 +206,21 @@ def consumer_kafka(
     publish: Annotated[
         _Topics,
         typer.Option(
-            "--publish", "-p", help="Topics that the consumer publishes to, with commas between them; may be repeated."
+            "--publish",
+            "-p",
+            metavar="TOPIC",
+            help="Topics that the consumer publishes to, with commas between them; may be repeated.",
         ),
     ] = None,
     log: Annotated[
         _Topics,
-        typer.Option("--log", help="The recovery logs of `SqliteStore`s, with commas between them; may be repeated."),
+        typer.Option(
+            "--log",
+            metavar="TOPIC",
+            help="The recovery logs of `SqliteStore`s, with commas between them; may be repeated.",
+        ),
     ] = None,
-    principal: Annotated[str, typer.Option(help="Principal of the consumer.")] = "User:consumer",
+    principal: Annotated[str, typer.Option(metavar="PRINCIPAL", help="Principal of the consumer.")] = "User:consumer",
     config: ConfigFile = None,
     as_json: _JsonList = False,
 ) -> None:

@@ -28,9 +28,12 @@ def init(
         typer.Option("--native/--goharvest", help="The layout. Default: the existing table's, else native."),
     ] = None,
     value_type: Annotated[
-        ColumnType, typer.Option(help="Type of kafka_value in a native table; varchar holds 10,000 characters.")
+        ColumnType,
+        typer.Option(
+            metavar="varchar|text|bytea", help="Type of kafka_value in a native table; varchar holds 10,000 characters."
+        ),
     ] = "varchar",
-    segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment of a native table.")] = (
+    segment_size: Annotated[int, typer.Option(min=1, metavar="N", help="Ids in a segment of a native table.")] = (
         DEFAULT_SEGMENT_SIZE
     ),
     checks: Annotated[
@@ -52,7 +55,7 @@ def init(
     ] = False,
     spark_table: Annotated[
         list[str] | None,
-        typer.Option("--spark-table", help="A business table that Spark fills; may be repeated."),
+        typer.Option("--spark-table", metavar="TABLE", help="A business table that Spark fills; may be repeated."),
     ] = None,
 ) -> None:
     """Create the outbox table and its companion tables if they do not exist.

@@ -10,7 +10,7 @@ from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName,
 def migrate(
     config: ConfigFile = None,
     table: TableName = None,
-    segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
+    segment_size: Annotated[int, typer.Option(min=1, metavar="N", help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
     print_: Annotated[
         bool, typer.Option("--print", "--dry-run", help="Print the SQL of the remaining steps and change nothing.")
     ] = False,

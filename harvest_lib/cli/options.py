@@ -23,6 +23,7 @@ ConfigFile = Annotated[
         "--config",
         "--file",
         "-f",
+        metavar="FILE",
         help="YAML configuration; goharvest's reaper.yaml works too. Default: HARVEST_* variables.",
     ),
 ]
@@ -53,7 +54,9 @@ def parse_level(name: str) -> str:
 LogLevel = Annotated[
     str, typer.Option("--log-level", parser=parse_level, metavar="LEVEL", help=f"One of {NAMED_LEVELS}.")
 ]
-LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="console is for people, json for machines.")]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", metavar="console|json", help="console is for people, json for machines.")
+]
 
 
 Listen = Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
-_Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of records, as shown by `list`.")]
+_Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids of records, as shown by `list`.")]
 _Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All parked records.")]
@@ -36,6 +36,7 @@ _Subscription = Annotated[
     str | None,
     typer.Option(
         "--subscription",
+        metavar="NAME",
         help="Whose records, if the outbox is harvested in batches. Default: the configuration's.",
         show_default=False,
     ),
@@ -48,7 +49,7 @@ def list_(
     topic: _Topic = None,
     key: _Key = None,
     subscription: _Subscription = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show at most this many.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List parked records and the records held behind them, in order, without payloads.

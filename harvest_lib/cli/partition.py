@@ -13,11 +13,13 @@ from harvest_lib.cli.terminal import json_text, printable
 
 def partition(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY")],
     config: ConfigFile = None,
     before: Annotated[
         int | None,
-        typer.Option(min=1, help="Former number of partitions. Default: the number that a harvester has seen."),
+        typer.Option(
+            min=1, metavar="N", help="Former number of partitions. Default: the number that a harvester has seen."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

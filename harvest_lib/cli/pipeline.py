@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = group("pipeline", "Pipelines: a reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
-_Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
+_Writer = Annotated[str | None, typer.Option("--writer", "-w", metavar="NAME", help="Only the writer with this name.")]
 
 _OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
@@ -44,10 +44,12 @@ def run(
 @app.command()
 def check(
     file: Annotated[
-        Path | None, typer.Argument(help="The YAML file that declares the pipeline.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="FILE", help="The YAML file that declares the pipeline.", show_default=False),
     ] = None,
     same_file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The same file, named as for the other commands.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The same file, named as for the other commands."),
     ] = None,
 ) -> None:
     """Explain a declaration, or report all its errors with their lines. Connects to nothing.

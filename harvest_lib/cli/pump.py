@@ -19,11 +19,13 @@ _INTERRUPTED = 130
 
 def pump(
     *,
-    keys: Annotated[int, typer.Option("--keys", "-k", min=1, help="Number of different keys.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Number of records.")],
+    keys: Annotated[int, typer.Option("--keys", "-k", min=1, metavar="N", help="Number of different keys.")],
+    records: Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="Number of records.")],
     config: ConfigFile = None,
     topic: Annotated[str, typer.Option("--topic", "-t", help="The Kafka topic of the records.")] = "pump",
-    transaction: Annotated[int, typer.Option(min=1, max=100_000, help="Records in each transaction.")] = 20,
+    transaction: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Records in each transaction.")
+    ] = 20,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Pause between transactions, e.g. 100ms.")] = "0s",
     blank: Annotated[bool, typer.Option("--blank", help="Write records without a value: tombstones in Kafka.")] = False,
     value_size: Annotated[
@@ -31,7 +33,7 @@ def pump(
         typer.Option(min=1, metavar="CHARACTERS", help="Length of each value. Default: `value-` and a random number."),
     ] = None,
     headers: Annotated[
-        int, typer.Option(min=0, max=1000, help="Headers of each record; the first, `Seq`, is its number.")
+        int, typer.Option(min=0, max=1000, metavar="N", help="Headers of each record; the first, `Seq`, is its number.")
     ] = 1,
     table: Annotated[str | None, typer.Option(help="The outbox table. Default: the configuration's.")] = None,
 ) -> None:

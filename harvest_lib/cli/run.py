@@ -46,6 +46,7 @@ def run(
         Path | None,
         typer.Option(
             envvar="HARVEST_ALIVE_FILE",
+            metavar="FILE",
             help="A file that is touched each second while `/livez` is healthy, for probes. --drain makes none.",
         ),
     ] = None,

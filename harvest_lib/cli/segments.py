@@ -49,11 +49,12 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 @app.command()
 def ensure(
     config: ConfigFile = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of segments with an end, the current segment included.")] = (
-        DEFAULT_AHEAD
-    ),
+    count: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of segments with an end, the current segment included.")
+    ] = (DEFAULT_AHEAD),
     segment_size: Annotated[
-        int | None, typer.Option(min=1, help="Ids in a new segment. Default: the size of the last segment.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Ids in a new segment. Default: the size of the last segment."),
     ] = None,
 ) -> None:
     """Create segments in advance. Run it about every hour as the owner of the table. Writers wait milliseconds.
@@ -72,7 +73,8 @@ def ensure(
 def rotate(
     config: ConfigFile = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only if the first records of the segment are older, e.g. 24h.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Only if the first records of the segment are older, e.g. 24h."),
     ] = None,
     due: Annotated[
         bool, typer.Option("--due", help="Only if they are older than the configuration's maxSegmentAge.")
@@ -120,8 +122,9 @@ def drop(
     keep: Annotated[
         str | None,
         typer.Option(
+            metavar="DURATION",
             help="How long to keep segments after they were closed, e.g. 24h. Default: the configuration's "
-            "keepSegments."
+            "keepSegments.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be dropped and change nothing.")] = False,

@@ -22,20 +22,15 @@ if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
     from harvest_lib.local_stack.stack import Stack
 
-app = typer.Typer(rich_markup_mode="rich")
-
 _FOLLOW_SECONDS = 0.2
 _MEBIBYTE = 1024 * 1024
 
 
-@app.command(
-    epilog="Example: harvest up · harvest up --secure · harvest up --brokers 3 --fresh",
-)
 def up(
     *,
-    brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
-    postgres: Annotated[str, typer.Option(help="Version of Postgres: 18 or 16.")] = "18",
-    kafka: Annotated[str, typer.Option(help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    brokers: Annotated[int, typer.Option(metavar="1|3", help="Kafka brokers: 1 or 3.")] = 1,
+    postgres: Annotated[str, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
+    kafka: Annotated[str, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
@@ -52,6 +47,14 @@ def up(
     instead. With --secure, clients need TLS and explicit grants. A secure stack
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
+
+    Examples:
+
+      harvest up
+
+      harvest up --secure
+
+      harvest up --brokers 3 --fresh
     """
     supervisor, state = _local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
@@ -62,9 +65,11 @@ def up(
         show(description, "already running" if already else "up", as_json=as_json)
 
 
-@app.command(epilog="Example: harvest down")
 def down(*, as_json: Json = False) -> None:
-    """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
+    """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop.
+
+    Example:  harvest down
+    """
     ended = _local_stack("supervisor").down(state_folder())
     if as_json:
         typer.echo(json_text({"ended": ended}))
@@ -72,9 +77,15 @@ def down(*, as_json: Json = False) -> None:
         typer.echo("down" if ended else "nothing was running")
 
 
-@app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
-    """Show the servers of the stack. Exits with 13 if no stack is running."""
+    """Show the servers of the stack. Exits with 13 if no stack is running.
+
+    Examples:
+
+      harvest ps
+
+      harvest ps --json
+    """
     description = _local_stack("description").running(state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
@@ -82,16 +93,29 @@ def ps(*, as_json: Json = False) -> None:
     _show_servers(description, as_json=as_json)
 
 
-@app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
     server: Annotated[
-        str, typer.Argument(help="postgres, kafka, another server of `harvest ps`, or supervisor; default: all.")
+        str,
+        typer.Argument(
+            metavar="SERVER", help="postgres, kafka, another server of `harvest ps`, or supervisor; default: all."
+        ),
     ] = "",
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, metavar="N", help="Number of lines from the end of each log.")
+    ] = 20,
 ) -> None:
-    """Show the logs of the servers, including stopped servers. Exits with 7 if there is no such log."""
+    """Show the logs of the servers, including stopped servers. Exits with 7 if there is no such log.
+
+    Examples:
+
+      harvest logs
+
+      harvest logs kafka -n 100
+
+      harvest logs postgres -f
+    """
     files = sorted((state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(

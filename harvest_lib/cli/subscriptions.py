@@ -67,10 +67,14 @@ def add(
         typer.Option("--keys", metavar="REGEX", help="Only keys that match this regular expression of Postgres."),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option("--shards", min=1, max=1000, help="Number of shards. Default: the configuration's.")
+        int | None,
+        typer.Option("--shards", min=1, max=1000, metavar="N", help="Number of shards. Default: the configuration's."),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="snapshot or transaction_id. Default: the configuration's.")
+        str | None,
+        typer.Option(
+            metavar="snapshot|transaction_id", help="snapshot or transaction_id. Default: the configuration's."
+        ),
     ] = None,
 ) -> None:
     """Add a subscription. This is needed only for a filter: a harvester adds its own subscription, starting at
@@ -131,13 +135,16 @@ def rewind(
     name: _Name,
     to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="The new position.")],
     config: ConfigFile = None,
-    source: Annotated[str | None, typer.Option(help="Convert its positions to snapshot or transaction_id.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="snapshot|transaction_id", help="Convert its positions to snapshot or transaction_id."),
+    ] = None,
 ) -> None:
     """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
     A running harvester adopts the position within about a second. `now` skips the
     backlog. A SNAPSHOT is a low watermark from `list`, with or without its
-    server (`@…`). `mirror` is the checkpoint in Postgres: use it if the
+    server (`@...`). `mirror` is the checkpoint in Postgres: use it if the
     checkpoint topic was lost. Records delivered shortly before that may be
     delivered again.
 
@@ -161,7 +168,7 @@ def move(
     config: ConfigFile = None,
     last_id: Annotated[
         int | None,
-        typer.Option("--last-id", help="The last id of the old server, if the rows do not show it."),
+        typer.Option("--last-id", metavar="ID", help="The last id of the old server, if the rows do not show it."),
     ] = None,
     from_mirror: Annotated[
         bool,
@@ -222,9 +229,13 @@ def move(
 @app.command()
 def reshard(
     name: _Name,
-    shards: Annotated[int, typer.Option(min=1, max=1000, help="Number of shards over which keys are hashed.")],
+    shards: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Number of shards over which keys are hashed.")
+    ],
     config: ConfigFile = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the old shards.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Seconds to wait for the old shards.")
+    ] = 60.0,
 ) -> None:
     """Change the number of shards. Each key keeps its order; no record is skipped or repeated.
 

@@ -11,10 +11,12 @@ from harvest_lib.errors import HarvestError
 def bench(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this scenario; may be repeated. Default: all of the harvester's."),
+        typer.Option(
+            metavar="SCENARIO", help="Run only this scenario; may be repeated. Default: all of the harvester's."
+        ),
     ] = None,
-    records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, alternating.")] = 3,
+    records: Annotated[int, typer.Option(min=1_000, metavar="N", help="Records per drain.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Measurements of each kind, alternating.")] = 3,
 ) -> None:
     """Measure throughput, failover and idle cost on a local stack (source checkout only).
 

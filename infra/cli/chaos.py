@@ -52,30 +52,53 @@ class Impl(StrEnum):
 
 
 def chaos(
-    duration: Annotated[str, typer.Option(help="How long to inject faults, over all modes: 180s, 30m.")] = "180s",
-    faults: Annotated[str, typer.Option(help="Only these faults, separated by commas. [default: all]")] = "",
+    duration: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to inject faults, over all modes: 180s, 30m.")
+    ] = "180s",
+    faults: Annotated[
+        str, typer.Option(metavar="NAMES", help="Only these faults, with commas between them. Default: all.")
+    ] = "",
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Seed for order and duration of faults; each further run takes the next."),
+        typer.Option(
+            min=0, metavar="N", help="Seed for order and duration of faults; each further run takes the next."
+        ),
     ] = 0,
-    mode: Annotated[Modes, typer.Option(help="Mode: the source and the delivery.")] = Modes.SNAPSHOT_TRANSACTIONAL,
+    mode: Annotated[
+        Modes, typer.Option(metavar="SOURCE/DELIVERY", help="Mode: the source and the delivery.")
+    ] = Modes.SNAPSHOT_TRANSACTIONAL,
     impl: Annotated[
-        Impl, typer.Option("--impl", help="What hands records over; with both, each mode has half of its time by each.")
+        Impl,
+        typer.Option(
+            "--impl",
+            metavar="both|native|python",
+            help="What hands records over; with both, each mode has half of its time by each.",
+        ),
     ] = Impl.BOTH,
     election: Annotated[
-        Election, typer.Option(help="Leadership of the pool; auto is the choice of a configuration without it.")
+        Election,
+        typer.Option(
+            metavar="auto|neli|postgres",
+            help="Leadership of the pool; auto is the choice of a configuration without it.",
+        ),
     ] = Election.AUTO,
-    brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
-    rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
+    brokers: Annotated[int, typer.Option(metavar="1|3", help="1 or 3 (min.insync.replicas 2).")] = 3,
+    rate: Annotated[float, typer.Option(min=1, metavar="N", help="Records written per second.")] = 300.0,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate servers, time and randomness instead, seed by seed.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="With --simulate: number of seeds, starting at --seed.")] = 1_000,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --simulate: number of seeds, starting at --seed.")
+    ] = 1_000,
     require_all: Annotated[
         bool, typer.Option("--require-all", envvar="CI", help="Fail if the machine lacks a requirement of a fault.")
     ] = False,
-    histories: Annotated[Path | None, typer.Option(help="Folder for histories. [default: .harvest/chaos]")] = None,
-    table: Annotated[Path | None, typer.Option(help="Write the table of faults to this Markdown file.")] = None,
+    histories: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for histories. Default: .harvest/chaos.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table of faults to this Markdown file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Run fault-injection tests (source checkout only).

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from support.waiting import eventually
 from typer.testing import CliRunner, Result
 
-from harvest_lib.cli.stack import app
+from harvest_lib.cli import app
 from harvest_lib.errors import FOUND_EXIT_CODE, StackError
 from harvest_lib.local_stack import Stack, postgres
 from harvest_lib.local_stack.description import running

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gate
 
 HEAVY = {
     *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
-    *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),
+    *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich"),
 }
 LIGHT_OF_OURS = {
     *("harvest_lib", "harvest_lib.errors", "harvest_lib.events"),
