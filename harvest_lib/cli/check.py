@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, names_of
+from harvest_lib.cli.options import ConfigFile, Json, chosen_file, configuration, names_of
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 
@@ -75,6 +75,7 @@ def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
 
 def _inspected(config: Path | None, topics: list[str], *, in_dagster: bool) -> "Report":
     """Return the report of all checks. If the configuration cannot be read, nothing else is checked."""
+    from harvest_lib.config.reading import refuse_unknown_variables
     from harvest_lib.harvester.preflight import Finding, Report, inspect
 
     logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # the evidence has the clients' messages
@@ -86,7 +87,12 @@ def _inspected(config: Path | None, topics: list[str], *, in_dagster: bool) -> "
             report.add(Finding.of(each, "configuration"))
         return report
     report = inspect(harvest, topics, in_dagster=in_dagster)
-    report.passed.insert(0, ("configuration", "it can be read"))
+    report.passed.insert(0, ("configuration", chosen_file(config)[1]))
+    try:
+        refuse_unknown_variables()
+    except ConfigError as error:
+        for each in error.problems:
+            report.warn("configuration", each.cause, evidence=each.evidence, next_step=each.next_step)
     return report
 
 

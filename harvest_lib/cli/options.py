@@ -1,5 +1,6 @@
 """Options that several commands share, and functions that open the configuration and the outbox of a command."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ ConfigFile = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="YAML configuration; goharvest's reaper.yaml works too. Default: HARVEST_* variables.",
+        help="YAML configuration. Default: the file that HARVEST_CONFIG names, else ./harvest.yaml if it exists, else "
+        "the variables HARVEST_* alone. Variables override the file.",
     ),
 ]
 AllowEmpty = Annotated[
@@ -39,6 +41,7 @@ Source = Literal["mark", "snapshot", "transaction_id"]
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 LogFormat = Literal["console", "json"]
+_HERE = Path("harvest.yaml")
 DEFAULT_SEGMENT_SIZE = 10_000_000
 DEFAULT_AHEAD = 4
 
@@ -83,13 +86,30 @@ def names_as_given(given: Iterable[str] | None) -> list[str]:
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
-    """Return the configuration from a file, or from the environment alone if `path` is None.
+    """Return the configuration from the file of `chosen_file`, or from the environment alone.
 
-    `elects`: the command takes part in the election, so the configuration must have a leader group.
+    `elects`: the command takes part in the election, so the configuration must have a leader group. An error of the
+    configuration names the reason why this file was read, or none.
     """
     from harvest_lib.config.reading import load_or_variables
 
-    return load_or_variables(path, elects=elects)
+    file, origin = chosen_file(path)
+    try:
+        return load_or_variables(file, elects=elects)
+    except ConfigError as error:
+        raise (error if file is path and path is not None else error.read_from(origin)) from error.__cause__
+
+
+def chosen_file(path: Path | None) -> tuple[Path | None, str]:
+    """Return the file of the configuration, and the reason for this choice. None means that the configuration consists
+    of variables."""
+    if path is not None:
+        return path, f"--config names {path}"
+    if named := os.environ.get("HARVEST_CONFIG"):
+        return Path(named), f"HARVEST_CONFIG names {named}"
+    if _HERE.is_file():
+        return _HERE, "harvest.yaml is in this folder"
+    return None, "variables HARVEST_* only: no --config, no HARVEST_CONFIG, no harvest.yaml in this folder"
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def run(
 
     from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.cli.status_line import status_line
+    from harvest_lib.config.reading import refuse_unknown_variables
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.interpreter import tune_interpreter
     from harvest_lib.harvester.telemetry.health import live
@@ -79,6 +80,7 @@ def run(
     from harvest_lib.telemetry.liveness import Liveness
 
     settings = configuration(config, elects=True)
+    refuse_unknown_variables()
     handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
     raise_limit()

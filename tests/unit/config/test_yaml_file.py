@@ -287,10 +287,10 @@ WRONG = [
     ("leaderGroupID: g\nbaseKafkaConfig:\n  <<: 1\n", 2, "baseKafkaConfig", "cannot be merged"),
     ("leaderGroupID: g\ndataSource: host=a pass word=x\n", 2, "dataSource", "without `=`"),
     ("leaderGroupID: g\noutboxTable: a.\n", 2, "outboxTable", "empty name"),
-    ("outboxTable: a\n", 1, "leaderGroupID", "`reaper`"),
-    ("# x\nharvest:\n  outboxTable: a\n", 2, "leaderGroupID", "`reaper`"),
-    ("logging: {level: Info}\n", 1, "leaderGroupID", "`reaper`"),
-    ("leaderGroupID:\n", 1, "leaderGroupID", "`reaper`"),
+    ("outboxTable: a\n", 1, "leaderGroupID", "is missing"),
+    ("# x\nharvest:\n  outboxTable: a\n", 2, "leaderGroupID", "is missing"),
+    ("logging: {level: Info}\n", 1, "leaderGroupID", "is missing"),
+    ("leaderGroupID:\n", 1, "leaderGroupID", "is missing"),
 ]
 
 
