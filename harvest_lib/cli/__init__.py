@@ -23,6 +23,7 @@ import harvest_lib
 from harvest_lib.cli import (
     audit,
     check,
+    config,
     grants,
     init,
     migrate,
@@ -76,7 +77,7 @@ app = Commands(
     rich_markup_mode=None,
 )
 _PANELS: dict[str, tuple[Any, ...]] = {
-    "Set up": (init.init, check.check, migrate.migrate, grants.app),
+    "Set up": (config.app, init.init, check.check, migrate.migrate, grants.app),
     "Run": (run.run, pipeline.app),
     "Operate": (status.status, partition.partition, subscriptions.app, park.app, segments.app),
     "Verify": (audit.audit,),

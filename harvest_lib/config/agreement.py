@@ -28,7 +28,7 @@ def _election_problems(config: "HarvestConfig") -> Iterator[Problem]:
             "process that is alone may have `leadership: solo`",
         )
     elif not is_legal_topic(config.leader_topic):
-        remedy = "set `leaderTopic` to a legal topic"
+        remedy = "name the pool by a-z, A-Z, 0-9, `.`, `_` and `-` alone, or set `leaderTopic` to a legal topic"
         yield Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)
 
 
