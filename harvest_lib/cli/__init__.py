@@ -24,6 +24,7 @@ from harvest_lib.cli import (
     audit,
     check,
     config,
+    consumer_grants,
     grants,
     init,
     migrate,
@@ -38,9 +39,12 @@ from harvest_lib.cli import (
     subscriptions,
 )
 from harvest_lib.cli.parsing import Commands, Group, OptionlessCommand
-from harvest_lib.cli.terminal import checked_output
+from harvest_lib.cli.terminal import checked_output, report
+from harvest_lib.cli.usage import Misuse, UsageProblem, problem
 from harvest_lib.errors import HarvestError
 
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Base of typer's errors in a command line, for which typer has no public name."""
 _ROOT = Path(__file__).resolve().parents[2]
 _CHECKOUT_ONLY = ("bench", "chaos", "history", "platform")
 
@@ -60,8 +64,37 @@ class _Harvest(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command. If the command exists only in a clone, the usage error explains this."""
         if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
-            ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
+            raise Misuse(
+                f"`harvest {args[0]}` is part of a source checkout only",
+                next_step="clone the repository, and run `make setup` there",
+            )
         return super().resolve_command(ctx, args)
+
+    def main(
+        self,
+        args: Any = None,
+        prog_name: Any = None,
+        complete_var: Any = None,
+        standalone_mode: Any = True,
+        windows_expand_args: Any = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command, and end the process with its exit code. A wrong command line is reported as every error is."""
+        extra |= {"complete_var": complete_var, "windows_expand_args": windows_expand_args, "standalone_mode": False}
+        if not standalone_mode:
+            return super().main(args, prog_name or self.name, **extra)
+        try:
+            code = super().main(args, prog_name or self.name, **extra)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                typer.echo(error, err=True)
+            else:
+                report(problem(error))
+            sys.exit(UsageProblem.exit_code)
+        except typer.Abort:
+            typer.echo("stopped: nothing was changed", err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 app = Commands(
@@ -76,6 +109,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+grants.app.add_typer(consumer_grants.app)
 _PANELS: dict[str, tuple[Any, ...]] = {
     "Set up": (config.app, init.init, check.check, migrate.migrate, grants.app),
     "Run": (run.run, pipeline.app),
@@ -135,11 +169,9 @@ def main() -> None:
         with checked_output():
             app()
     except HarvestError as error:
-        from harvest_lib.cli.tables import print_line
-
         with suppress(OSError):  # the exit code reports the error too
             if _is_log_read():
-                print_line(("error:", "red"), f" {error}", err=True)
+                report(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -10,6 +10,7 @@ import typer
 
 from harvest_lib.cli.options import ConfigFile, Json, chosen_file, configuration, names_of
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.usage import require_topics
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def check(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found."
+            "--topic",
+            "-t",
+            help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found.",
         ),
     ] = None,
     dagster: Annotated[
@@ -46,7 +49,9 @@ def check(
 
       harvest check -f harvest.yaml --json | jq '.problems[].next_step'
     """
-    report = _inspected(config, names_of(topic), in_dagster=dagster)
+    topics = names_of(topic)
+    require_topics(topics, "--topic")
+    report = _inspected(config, topics, in_dagster=dagster)
     if as_json:
         problems = [
             {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings

@@ -8,6 +8,7 @@ import typer
 from harvest_lib.cli.options import ConfigFile, Json, chosen_file
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.usage import Misuse
 from harvest_lib.errors import ConfigError
 
 app = group("config", "The configuration: show the effective settings, or write a file to begin with.")
@@ -65,11 +66,9 @@ def new(
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError as error:
-        raise typer.BadParameter(
-            f"{file} exists already: name another file, or remove it", param_hint="FILE"
-        ) from error
+        raise Misuse(f"{file} exists already", next_step="name another file, or remove it") from error
     except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="FILE") from error
+        raise Misuse(f"{file} cannot be written: {error.strerror}", next_step="name another file") from error
     typer.echo(f"written: {file}; replace each <...> in it, then run `harvest check -f {file}`")
 
 

@@ -58,7 +58,7 @@ def first_sentence(command: Any) -> str:
 
 
 def _lines(command: Any, context: Any, width: int) -> Iterator[str]:
-    yield from _wrapped(_usage(command), width, f"Usage: {context.command_path} ")
+    yield from _wrapped(usage(command), width, f"Usage: {context.command_path} ")
     for each in paragraphs(command):
         yield ""
         yield from _wrapped(each, width)
@@ -81,7 +81,7 @@ def _lines(command: Any, context: Any, width: int) -> Iterator[str]:
         yield from _wrapped(" ".join(command.epilog.split()), width)
 
 
-def _usage(command: Any) -> str:
+def usage(command: Any) -> str:
     """Return the arguments of a command in the order in which they are given, with the options it requires."""
     pieces = [_names(each) for each in command.params if each.param_type_name == "argument"]
     for each in command.params:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName, open_outbox
+from harvest_lib.cli.usage import Misuse
 
 
 def migrate(
@@ -36,6 +37,8 @@ def migrate(
 
       harvest migrate --restamp -f harvest.yaml
     """
+    if force and not restamp:
+        raise Misuse("--force needs --restamp", next_step="add --restamp, or leave --force out")
     from harvest_lib.outbox.relocation import Migration, Restamping
     from harvest_lib.outbox.stamping import add_stamp
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harvest_lib.cli.usage import Misuse, require_table
 from harvest_lib.errors import ConfigError
 from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
@@ -38,6 +39,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 # These types are copies of types of the library, because importing its modules would make `--help` slow. A test
 # compares them.
 Source = Literal["mark", "snapshot", "transaction_id"]
+ReadingSource = Literal["snapshot", "transaction_id"]
+PostgresVersion = Literal["18", "16"]
+KafkaVersion = Literal["4.3.1", "3.9.1"]
+BROKERS = (1, 3)
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 LogFormat = Literal["console", "json"]
@@ -50,7 +55,7 @@ def parse_level(name: str) -> str:
     """Return the level of Python's logging with this name. For an unknown name, raise a usage error that lists all."""
     level = python_level(name)
     if level is None:
-        raise typer.BadParameter(f"{name!r} is not one of {NAMED_LEVELS}")
+        raise Misuse(f"--log-level {name!r} is unknown", next_step=f"choose one of {NAMED_LEVELS}")
     return level
 
 
@@ -122,6 +127,7 @@ def open_outbox(
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
 
+    require_table(table, "--table")
     harvest = configuration(config).harvest
     if refuse_columns and harvest.columns is not None:
         raise ConfigError(

@@ -13,6 +13,7 @@ import typer
 from harvest_lib.cli.options import ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
+from harvest_lib.cli.usage import Misuse
 
 if TYPE_CHECKING:
     import psycopg
@@ -208,7 +209,10 @@ def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, ever
     from harvest_lib.outbox.parking import ParkedSelection
 
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
-        raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
+        raise Misuse(
+            "it is not clear which records are meant",
+            next_step="give ids, or --topic and --key, or --all: one of the three",
+        )
     return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from harvest_lib.cli.help_text import render
+from harvest_lib.cli.usage import no_such_command
 
 # Contexts are Any: typer has no public name for their type.
 
@@ -35,6 +36,12 @@ class Group(TyperGroup):
         """Parse the arguments. Process the group's options only if the first argument is not a subcommand."""
         with _without_options(self, when=bool(args) and args[0] in self.commands):
             return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command. Raises Misuse for an unknown one."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            raise no_such_command(ctx.command_path, args[0], self.commands)
+        return super().resolve_command(ctx, args)
 
 
 class OptionlessCommand(Command):

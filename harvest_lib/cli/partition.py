@@ -9,6 +9,7 @@ import typer
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration, open_outbox
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.usage import require_topics
 
 
 def partition(
@@ -31,6 +32,7 @@ def partition(
 
       harvest partition orders customer-17 --before 6 -f harvest.yaml
     """
+    require_topics([topic], "TOPIC")
     for place in _places(config, topic, keys, before):
         typer.echo(json_text(place) if as_json else _place_text(place))
 

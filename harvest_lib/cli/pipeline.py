@@ -10,6 +10,7 @@ import typer
 from harvest_lib.cli.options import Json, Listen, LogFormatOption, LogLevel
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_signals
+from harvest_lib.cli.usage import Misuse
 
 if TYPE_CHECKING:
     from harvest_lib.pipeline.declaration import Declaration
@@ -65,7 +66,10 @@ def check(
 
     given = [each for each in (file, same_file) if each is not None]
     if len(given) != 1:
-        raise typer.BadParameter("name the file, once: by FILE or by -f FILE", param_hint="FILE")
+        raise Misuse(
+            "FILE is missing" if not given else "FILE is given twice",
+            next_step="name the file, once: by FILE or by -f FILE",
+        )
     declaration = load(*given)
     typer.echo(f"{printable(declaration.name)}\n")
     for line in drawn(declaration).split("\n"):
@@ -117,7 +121,7 @@ def resume(
     from harvest_lib.pipeline import declaration, operations
 
     if writer is not None and not step:
-        raise typer.BadParameter("--writer needs --step", param_hint="--writer")
+        raise Misuse("--writer needs --step", next_step="add --step, or leave --writer out")
     configure_logging(log_format, log_level)
     if not step:
         _run_until_stopped(file, resume_only=True)
@@ -145,12 +149,13 @@ def show(
 
     found = _OFFSET_RANGE.fullmatch(offsets)
     if found is None:
-        raise typer.BadParameter("write the first and the last offset, as in 9..15", param_hint="X..Y")
+        raise Misuse(
+            f"{offsets!r} is no range of offsets",
+            next_step="write the first and the last offset, as in 9..15, or one offset",
+        )
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
-        raise typer.BadParameter(
-            f"the first offset must not be greater than the last: {last}..{first}", param_hint="X..Y"
-        )
+        raise Misuse(f"the first offset of {offsets} is after the last", next_step=f"write {last}..{first}")
     shown = 0
     for message in operations.messages(declaration.load(file), first, last):
         _show_message(message, as_json=as_json)
@@ -175,7 +180,10 @@ def ack(
     from harvest_lib.pipeline import declaration, operations
 
     if not without_sending:
-        raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
+        raise Misuse(
+            "--without-sending is missing",
+            next_step="add it; to send the message instead: `harvest pipeline resume --step`",
+        )
     writing = operations.acknowledge(declaration.load(file), offset, writer)
     typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli.options import Json
+from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
 from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.usage import require_choice
 from harvest_lib.errors import FOUND_EXIT_CODE, StackError, install_hint
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ _MEBIBYTE = 1024 * 1024
 def up(
     *,
     brokers: Annotated[int, typer.Option(metavar="1|3", help="Kafka brokers: 1 or 3.")] = 1,
-    postgres: Annotated[str, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
-    kafka: Annotated[str, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    postgres: Annotated[PostgresVersion, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
+    kafka: Annotated[
+        KafkaVersion, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")
+    ] = "4.3.1",
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
@@ -56,6 +59,7 @@ def up(
 
       harvest up --brokers 3 --fresh
     """
+    require_choice(brokers, "--brokers", BROKERS)
     supervisor, state = _local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
     if foreground:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, names_as_given, open_outbox
+from harvest_lib.cli.move import move
+from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_as_given, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
-from harvest_lib.errors import ConfigError
+from harvest_lib.cli.usage import require_duration, require_position, require_subscription, require_topics
 
 if TYPE_CHECKING:
     from harvest_lib.config import HarvestConfig
@@ -71,7 +72,7 @@ def add(
         typer.Option("--shards", min=1, max=1000, metavar="N", help="Number of shards. Default: the configuration's."),
     ] = None,
     source: Annotated[
-        str | None,
+        ReadingSource | None,
         typer.Option(
             metavar="snapshot|transaction_id", help="snapshot or transaction_id. Default: the configuration's."
         ),
@@ -89,10 +90,13 @@ def add(
 
       harvest subscriptions add eu -f harvest.yaml --topic orders --topic refunds --keys '^eu-'
     """
+    require_subscription(name)
+    require_position(start, "--from", "beginning", "now")
+    topics = names_as_given(topic) or None
+    require_topics(topics or (), "--topic")
     with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
-        topics = names_as_given(topic) or None
         moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topics, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
     _show_warnings(moved)
@@ -116,6 +120,7 @@ def remove(
     """
     from harvest_lib.cli.shards import lag_text
 
+    require_subscription(name)
     with _open_subscriptions(config) as (subscriptions, _):
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
         removed = subscriptions.remove(name, force=force)
@@ -136,7 +141,7 @@ def rewind(
     to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="The new position.")],
     config: ConfigFile = None,
     source: Annotated[
-        str | None,
+        ReadingSource | None,
         typer.Option(metavar="snapshot|transaction_id", help="Convert its positions to snapshot or transaction_id."),
     ] = None,
 ) -> None:
@@ -156,6 +161,8 @@ def rewind(
 
       harvest subscriptions rewind audit -f harvest.yaml --to mirror --source transaction_id
     """
+    require_subscription(name)
+    require_position(to, "--to", "beginning", "now", "mirror")
     with _open_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
@@ -163,67 +170,7 @@ def rewind(
     _show_warnings(moved)
 
 
-@app.command()
-def move(
-    config: ConfigFile = None,
-    last_id: Annotated[
-        int | None,
-        typer.Option("--last-id", metavar="ID", help="The last id of the old server, if the rows do not show it."),
-    ] = None,
-    from_mirror: Annotated[
-        bool,
-        typer.Option(
-            "--from-mirror", help="Use the checkpoint in Postgres, not in Kafka. The last records are repeated."
-        ),
-    ] = False,
-) -> None:
-    """Continue all subscriptions on this server after the outbox was moved to it.
-
-    Use it after dump and restore, pg_upgrade or logical replication. Stop the
-    harvesters first; writers may write to this server. Copied records that were not
-    delivered come before records written here. Records that the last checkpoint has
-    passed are not repeated. Run it as the owner of the tables. All copied rows get
-    new transaction ids, in a single transaction.
-
-    Examples:
-
-      harvest subscriptions move -f harvest.yaml
-
-      harvest subscriptions move -f harvest.yaml --last-id 48211
-    """
-    from harvest_lib.harvester.assembly.factory import make_selection
-    from harvest_lib.outbox import OutboxTable, create_beside
-    from harvest_lib.postgres.database import connect
-    from harvest_lib.subscriptions.admin import Subscriptions
-    from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
-
-    harvest = configuration(config).harvest
-    if harvest.columns is not None:
-        raise ConfigError(
-            "a table with mapped columns cannot be moved",
-            field="columns",
-            next_step="start its subscriptions again: `harvest subscriptions rewind NAME --to beginning|now`",
-        )
-    with connect(harvest.data_source.conninfo()) as connection:
-        outbox = OutboxTable.parse(harvest.outbox_table).placed(connection)
-        create_beside(connection, outbox)
-        subscriptions = Subscriptions(connection, outbox, make_selection(harvest, outbox))
-        moved = Moving(subscriptions, kafka_checkpoints(harvest), from_mirror=from_mirror).run(last_id=last_id)
-    if moved is None:
-        typer.echo("nothing to move: every subscription belongs to this server")
-        return
-    typer.echo(f"moved: from server {moved.from_system} to {moved.to_system}")
-    if moved.origin.is_upgraded:
-        typer.echo("transactions keep their numbers (pg_upgrade): every subscription continues at its position")
-        return
-    last = f", up to id {moved.origin.last_id}" if moved.origin.last_id is not None else ""
-    typer.echo(f"{moved.origin.rows:,} records were copied{last}")
-    for name, waiting in moved.waiting.items():
-        typer.echo(f"{name}: {waiting:,} of them are still to be delivered")
-    typer.echo(
-        "unknown here: records that the old server's harvesters delivered after the last checkpoint, and records "
-        "written there after the copy"
-    )
+app.command()(move)
 
 
 @app.command()
@@ -233,9 +180,7 @@ def reshard(
         int, typer.Option(min=1, max=1000, metavar="N", help="Number of shards over which keys are hashed.")
     ],
     config: ConfigFile = None,
-    timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Seconds to wait for the old shards.")
-    ] = 60.0,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the old shards.")] = "60s",
 ) -> None:
     """Change the number of shards. Each key keeps its order; no record is skipped or repeated.
 
@@ -249,9 +194,11 @@ def reshard(
     """
     from harvest_lib.subscriptions.resharding import Resharding
 
+    require_subscription(name)
+    seconds = require_duration(timeout, "--timeout")
     with _open_subscriptions(config) as (subscriptions, _):
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
-        done = resharding.run(timeout)
+        done = resharding.run(seconds)
     if done.before == done.after:
         typer.echo(f"{name} already has {shards} shards; shards that had an end continue")
     else:

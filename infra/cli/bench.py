@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli.usage import Misuse
 from harvest_lib.errors import HarvestError
 
 
@@ -49,6 +50,5 @@ def bench(
         ) from error
     unknown = sorted(set(only or ()) - scenarios.keys())
     if unknown:
-        message = f"unknown: {', '.join(unknown)}; there are {', '.join(scenarios)}"
-        raise typer.BadParameter(message, param_hint="--only")
+        raise Misuse(f"--only: unknown: {', '.join(unknown)}", next_step=f"choose of {', '.join(scenarios)}")
     run(only or (), records=records, rounds=rounds)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harvest_lib.cli.options import BROKERS
+from harvest_lib.cli.usage import Misuse, require_choice, require_duration
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError, NothingChecked
 
 _LONGEST_FINDINGS = 10
@@ -130,19 +132,15 @@ def chaos(
     if simulate:
         _simulate(seed, seeds, histories, as_json=as_json)
         return
-    from harvest_lib.config.durations import parse_duration
-
-    try:
-        seconds = parse_duration(duration)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--duration") from error
+    seconds = require_duration(duration, "--duration")
+    require_choice(brokers, "--brokers", BROKERS)
     known, names = _part("infra.chaos.faults").FAULTS, [each for each in faults.split(",") if each]
     if unknown := sorted(set(names) - known.keys()):
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}", param_hint="--faults")
-    if brokers not in {1, 3}:
-        raise typer.BadParameter("1 or 3", param_hint="--brokers")
+        raise Misuse(f"--faults: unknown: {', '.join(unknown)}", next_step=f"choose of {', '.join(known)}")
     if unfit := [name for name in names if known[name].brokers > brokers]:
-        raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
+        raise Misuse(
+            f"--faults: with 3 brokers only: {', '.join(unfit)}", next_step="add --brokers 3, or leave them out"
+        )
     _require_all(names, brokers, require_all=require_all)
     report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").SystemMode
     modes = [
@@ -153,7 +151,9 @@ def chaos(
         for name in _implementations(impl)
     ]
     if idle := [name for name in names if not any(map(known[name].fits, modes))]:
-        raise typer.BadParameter(f"not in this mode: {', '.join(idle)}", param_hint="--faults")
+        raise Misuse(
+            f"--faults: not in this mode: {', '.join(idle)}", next_step="name another --mode, or leave them out"
+        )
     # A run in which none of the faults can be injected would prove nothing.
     modes = [each for each in modes if any(known[name].fits(each) for name in names or known)]
     schedule = _part("infra.chaos.schedule").Schedule(
@@ -193,9 +193,13 @@ def _implementations(impl: Impl) -> list[str]:
     try:
         found = implementation().name
     except HarvestError as error:
-        raise typer.BadParameter(str(error), param_hint="HARVEST_IMPL") from error
+        raise Misuse(f"HARVEST_IMPL: {error.cause}", evidence=error.evidence, next_step=error.next_step) from error
     if impl is Impl.NATIVE and found != "native":
-        raise typer.BadParameter(f"cannot be had here: {implementation().reason}", param_hint="--impl")
+        raise Misuse(
+            "--impl native is not available here",
+            evidence=implementation().reason,
+            next_step="leave --impl out, or choose python",
+        )
     return ["native", "python"] if found == "native" and impl is Impl.BOTH else [found]
 
 
@@ -205,7 +209,7 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
     missing = _part("infra.chaos.faults").missing(brokers)
     if asked := {name: missing[name] for name in names if name in missing}:
         said = "; ".join(f"{name}: {sentence}" for name, sentence in asked.items())
-        raise typer.BadParameter(said, param_hint="--faults")
+        raise Misuse(f"--faults: this machine cannot inject {said}", next_step="run `make machine`, or leave them out")
     if require_all and missing and not names:
         raise HarvestError(
             f"this machine lacks what {len(missing)} faults need",

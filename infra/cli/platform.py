@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from harvest_lib.cli import stack
-from harvest_lib.cli.options import Json
+from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
+from harvest_lib.cli.usage import require_choice
 
 
 def platform(
@@ -21,8 +22,10 @@ def platform(
         bool, typer.Option("--observe", help="Start a Prometheus with our alert rules as well.")
     ] = False,
     brokers: Annotated[int, typer.Option(metavar="1|3", help="Kafka brokers: 1 or 3.")] = 1,
-    postgres: Annotated[str, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
-    kafka: Annotated[str, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    postgres: Annotated[PostgresVersion, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
+    kafka: Annotated[
+        KafkaVersion, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")
+    ] = "4.3.1",
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop everything at Ctrl-C.")
@@ -44,6 +47,7 @@ def platform(
 
       harvest platform --observe
     """
+    require_choice(brokers, "--brokers", BROKERS)
     state = stack.state_folder()
     from infra.platform.airflow import checked_dags
     from infra.platform.up import make_stack, up
