@@ -10,6 +10,7 @@ Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage erro
 # light modules of harvest_lib. It imports other modules inside its functions. tests/unit/cli/test_imports.py checks
 # this.
 
+import shlex
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -38,6 +39,7 @@ from harvest_lib.cli import (
     status,
     subscriptions,
 )
+from harvest_lib.cli.confirmation import Unconfirmed
 from harvest_lib.cli.parsing import Commands, Group, OptionlessCommand
 from harvest_lib.cli.terminal import checked_output, report
 from harvest_lib.cli.usage import Misuse, UsageProblem, problem
@@ -89,6 +91,9 @@ class _Harvest(Group):
             if type(error).__name__ == "NoArgsIsHelpError":
                 typer.echo(error, err=True)
             else:
+                if isinstance(error, Unconfirmed):
+                    given = sys.argv[1:] if args is None else args
+                    error.next_step = f"write: {prog_name or self.name} {shlex.join(given)} --yes"
                 report(problem(error))
             sys.exit(UsageProblem.exit_code)
         except typer.Abort:

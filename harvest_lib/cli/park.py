@@ -1,6 +1,5 @@
 """`harvest park list | show | retry | drop`: list parked records, send them again, or delete them."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.options import ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
@@ -159,34 +159,38 @@ def drop(
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete parked records permanently, and put records held behind them back into the outbox.
 
     --topic, --key and --all select only parked records. To delete a held record,
-    name its id. The command asks for confirmation; without a terminal it needs
-    --yes.
+    name its id.
 
     Examples:
 
       harvest park drop 4711 -f harvest.yaml
+
+      harvest park drop --topic orders -f harvest.yaml --dry-run
 
       harvest park drop --key o-1 -f harvest.yaml --yes
     """
     from harvest_lib.outbox.parking import ParkedRecords
 
     selection = _selected(ids, topic, key, everything=all_)
-    if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask for confirmation: use --yes", param_hint="--yes")
+    require_answer(yes=yes or dry_run)
     with _open_parked(config, subscription) as (parked, connection, _):
-        if not yes:
+        if not yes or dry_run:
             counts = parked.counts(connection, selection)
             number = len(selection.ids or ()) or (counts.parked if counts is not None else 0)
             if not number:
                 typer.echo(_NOTHING_PARKED, err=True)
                 return
-            typer.confirm(f"Delete {counted(number, 'parked record')} permanently?", abort=True, err=True)
+            if dry_run:
+                typer.echo(f"would delete: {counted(number, 'parked record')}")
+                return
+            ask(f"Delete {counted(number, 'parked record')} permanently?", yes=yes)
         done = parked.drop(connection, selection)
     if as_json:
         typer.echo(json_text(asdict(done)))

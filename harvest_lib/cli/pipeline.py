@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvest_lib.cli.confirmation import Yes, ask, require_answer
 from harvest_lib.cli.options import Json, Listen, LogFormatOption, LogLevel
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_signals
@@ -190,7 +191,9 @@ def ack(
 
 @app.command()
 def skip(
-    offset: Annotated[int, typer.Argument(metavar="N", help="The offset in the error message.", min=0)], file: _File
+    offset: Annotated[int, typer.Argument(metavar="N", help="The offset in the error message.", min=0)],
+    file: _File,
+    yes: Yes = False,
 ) -> None:
     """Skip damage in the commit log. Messages that cannot be read are lost permanently, for every writer.
 
@@ -198,7 +201,10 @@ def skip(
     """
     from harvest_lib.pipeline import declaration, operations
 
-    skipped = operations.skip_damage(declaration.load(file), offset)
+    require_answer(yes=yes)
+    declared = declaration.load(file)
+    ask(f"Give up the unreadable messages at offset {offset:,} permanently, for every writer?", yes=yes)
+    skipped = operations.skip_damage(declared, offset)
     for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
         if offsets:
             typer.echo(f"offsets {offsets.start:,} to {offsets.stop - 1:,}: {what}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
@@ -131,7 +132,8 @@ def drop(
             "keepSegments.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be dropped and change nothing.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Drop the segments that every subscription has passed. Run it as the owner of the table. Writers do not wait.
 
@@ -139,13 +141,17 @@ def drop(
 
       harvest segments drop -f harvest.yaml --dry-run
 
-      harvest segments drop -f harvest.yaml --keep 72h
+      harvest segments drop -f harvest.yaml --keep 72h --yes
     """
     from harvest_lib.outbox.segments import drop_passed
 
     given = None if keep is None else require_duration(keep, "--keep")
+    require_answer(yes=yes or dry_run)
     with _open_native(config) as (configured, outbox, connection):
         keep_seconds = configured.keep_segments_seconds if given is None else given
+        if not (yes or dry_run):
+            found = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=True).dropped
+            ask(f"Drop permanently: {', '.join(map(printable, found))}?", yes=not found)
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")

@@ -6,6 +6,7 @@ stack is up.
 
 import importlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvest_lib.cli.confirmation import Yes, ask, require_answer
 from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
 from harvest_lib.cli.terminal import json_text
 from harvest_lib.cli.usage import require_choice
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
     from harvest_lib.local_stack.stack import Stack
 
+_DATA = re.compile("postgres-|kafka-")
 _FOLLOW_SECONDS = 0.2
 _MEBIBYTE = 1024 * 1024
 
@@ -38,6 +41,7 @@ def up(
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
+    yes: Yes = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop the stack at Ctrl-C.")
     ] = False,
@@ -57,9 +61,10 @@ def up(
 
       harvest up --secure
 
-      harvest up --brokers 3 --fresh
+      harvest up --brokers 3 --fresh --yes
     """
     require_choice(brokers, "--brokers", BROKERS)
+    confirm_fresh(fresh=fresh, yes=yes)
     supervisor, state = _local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
     if foreground:
@@ -150,6 +155,14 @@ def state_folder() -> Path:
     """Return the state folder of the stack. Raises StackError if the local stack is not installed."""
     state: Path = _local_stack("state").default_state()
     return state
+
+
+def confirm_fresh(*, fresh: bool, yes: bool) -> None:
+    """Ask before the data of earlier runs is removed, if there is any."""
+    found = sorted(each.name for each in state_folder().glob("*-*") if each.is_dir() and _DATA.match(each.name))
+    if fresh and found:
+        require_answer(yes=yes)
+        ask(f"Remove the data of earlier runs in {state_folder()}: {', '.join(found)}?", yes=yes)
 
 
 def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.move import move
 from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_as_given, open_outbox
 from harvest_lib.cli.parsing import group
@@ -107,6 +108,8 @@ def remove(
     name: _Name,
     config: ConfigFile = None,
     force: Annotated[bool, typer.Option("--force", help="Remove it even if a harvester is using it.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Remove a subscription. Records that it has not delivered are no longer kept for it.
 
@@ -117,15 +120,19 @@ def remove(
     Examples:
 
       harvest subscriptions remove audit -f harvest.yaml
-    """
-    from harvest_lib.cli.shards import lag_text
 
+      harvest subscriptions remove audit -f harvest.yaml --yes
+    """
     require_subscription(name)
+    require_answer(yes=yes or dry_run)
     with _open_subscriptions(config) as (subscriptions, _):
-        lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
+        lag = _lag(subscriptions, name)
+        if dry_run:
+            typer.echo(f"would remove: {name}, with {lag} not delivered")
+            return
+        ask(f"Remove {name}, with {lag} not delivered?", yes=yes)
         removed = subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    lag = lag_text(sum(each.records for each in lags), is_estimate=any(each.is_estimate for each in lags))
     typer.echo(f"removed: {name}, with {lag} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
@@ -144,11 +151,13 @@ def rewind(
         ReadingSource | None,
         typer.Option(metavar="snapshot|transaction_id", help="Convert its positions to snapshot or transaction_id."),
     ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
     A running harvester adopts the position within about a second. `now` skips the
-    backlog. A SNAPSHOT is a low watermark from `list`, with or without its
+    backlog, so it asks first. A SNAPSHOT is a low watermark from `list`, with or without its
     server (`@...`). `mirror` is the checkpoint in Postgres: use it if the
     checkpoint topic was lost. Records delivered shortly before that may be
     delivered again.
@@ -157,13 +166,23 @@ def rewind(
 
       harvest subscriptions rewind audit -f harvest.yaml --to beginning
 
+      harvest subscriptions rewind audit -f harvest.yaml --to now --dry-run
+
       harvest subscriptions rewind audit -f harvest.yaml --to 7071:7075:7071
 
       harvest subscriptions rewind audit -f harvest.yaml --to mirror --source transaction_id
     """
     require_subscription(name)
     require_position(to, "--to", "beginning", "now", "mirror")
+    require_answer(yes=yes or dry_run or to != "now")
     with _open_subscriptions(config) as (subscriptions, _):
+        if to == "now" or dry_run:
+            lag = _lag(subscriptions, name)
+        if dry_run:
+            typer.echo(f"would rewind: {name}, with {lag} not delivered, to {to}")
+            return
+        if to == "now":
+            ask(f"Skip {lag} that {name} has not delivered?", yes=yes)
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
@@ -236,6 +255,14 @@ def _open_subscriptions(config: Path | None) -> "Iterator[tuple[Subscriptions, H
             outbox.check_native(connection)
         create_beside(connection, outbox)
         yield Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox)), harvest
+
+
+def _lag(subscriptions: "Subscriptions", name: str) -> str:
+    """Return how many records all shards of a subscription have not delivered, as text."""
+    from harvest_lib.cli.shards import lag_text
+
+    lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
+    return lag_text(sum(each.records for each in lags), is_estimate=any(each.is_estimate for each in lags))
 
 
 def _show_warnings(moved: "Moved") -> None:

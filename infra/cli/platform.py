@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from harvest_lib.cli import stack
+from harvest_lib.cli.confirmation import Yes
 from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
 from harvest_lib.cli.usage import require_choice
 
@@ -27,6 +28,7 @@ def platform(
         KafkaVersion, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")
     ] = "4.3.1",
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
+    yes: Yes = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop everything at Ctrl-C.")
     ] = False,
@@ -48,6 +50,7 @@ def platform(
       harvest platform --observe
     """
     require_choice(brokers, "--brokers", BROKERS)
+    stack.confirm_fresh(fresh=fresh, yes=yes)
     state = stack.state_folder()
     from infra.platform.airflow import checked_dags
     from infra.platform.up import make_stack, up

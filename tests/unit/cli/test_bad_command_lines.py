@@ -114,7 +114,7 @@ BAD = [
     ("pipeline check wrong.yaml", CONFIGURATION, "`folder` is missing"),
     # what only a server shows
     ("subscriptions list", POSTGRES, "Postgres does not answer"),
-    ("subscriptions rewind audit --to 7071:7075:7071,7073@12", POSTGRES, "Postgres does not answer"),
+    ("subscriptions rewind audit --to 7071:7075:7071,7073@12 --yes", POSTGRES, "Postgres does not answer"),
     ("logs none", LOCAL_STACK, "there is no log of none"),
 ]
 
