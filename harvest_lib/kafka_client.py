@@ -151,7 +151,9 @@ class _Calm(logging.Filter):
 
 _OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
 _CALLBACKS = Harmless(logging.getLogger(__name__), "client_callback_failed")
-_LOGGER = logging.getLogger("harvest_lib.librdkafka")
+LIBRDKAFKA = "harvest_lib.librdkafka"
+"""Name of the logger of all clients."""
+_LOGGER = logging.getLogger(LIBRDKAFKA)
 _LOGGER.addFilter(_Calm())
 
 _DENIED = {

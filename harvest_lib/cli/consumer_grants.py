@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli.grants import JsonList, principal_name, require_name, show_acls
-from harvest_lib.cli.options import ConfigFile, configuration, names_as_given
+from harvest_lib.cli.options import ConfigFile, configuration, names_of
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.usage import require_table, require_topics
 
@@ -81,7 +81,7 @@ def consumer_kafka(
     """
     from harvest_lib.grants.kafka import consumer_acls
 
-    read, published, logs = map(names_as_given, (topic, publish, log))
+    read, published, logs = map(names_of, (topic, publish, log))
     require_topics([*read, *published, *logs], "--topic, --publish, --log", prefixes=True)
     require_name(name, "--name")
     who = principal_name(principal)

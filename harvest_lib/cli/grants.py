@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration, names_as_given
+from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration, names_of
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.cli.usage import Misuse, require_subscription, require_table, require_topics
@@ -31,12 +31,12 @@ def postgres(
             metavar="mark|snapshot|transaction_id", help="Default: the configuration's. With auto, the table decides."
         ),
     ] = None,
-    subscriptions: Annotated[
+    subscription: Annotated[
         list[str] | None,
         typer.Option(
-            "--subscriptions",
+            "--subscription",
             metavar="NAME",
-            help="A subscription that the harvester may lead; may be repeated. Default: any.",
+            help="Subscriptions that the harvester may lead, with commas between them; may be repeated. Default: any.",
         ),
     ] = None,
     harvester: Annotated[
@@ -84,7 +84,7 @@ def postgres(
 
       harvest grants postgres -f harvest.yaml --writer shop --writer billing --allow shop=orders --allow shop=carts
 
-      harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
+      harvest grants postgres --table billing.outbox --source snapshot --subscription search
 
       harvest grants postgres -f harvest.yaml --dagster | psql -U owner shop
 
@@ -100,7 +100,8 @@ def postgres(
     require_table(table, "--table")
     for each in spark_table or ():
         require_table(each, "--spark-table")
-    for each in subscriptions or ():
+    subscriptions = names_of(subscription)
+    for each in subscriptions:
         require_subscription(each)
     writers = [*(writer or ([] if spark_writer else ["writer"])), *(spark_writer or [])]
     topics_of_writers = _writer_topics(writers, allow or [], harvester, reader, operator)
@@ -115,7 +116,7 @@ def postgres(
         reader=reader,
         operator=operator,
         writers=topics_of_writers,
-        subscriptions=subscriptions or [],
+        subscriptions=subscriptions,
         has_column_mapping=harvest.columns is not None,
     )
     if reads_table(harvest):  # if not, the database is not needed
@@ -165,7 +166,7 @@ def kafka(
     """
     from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
-    topics = names_as_given(topic)
+    topics = names_of(topic)
     require_topics(topics, "--topic", prefixes=True)
     who, whose = (principal_name(each) if each else "" for each in (harvester, reader))
     configured = configuration(config, elects=True).harvest

@@ -13,7 +13,7 @@ def migrate(
     table: TableName = None,
     segment_size: Annotated[int, typer.Option(min=1, metavar="N", help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
     print_: Annotated[
-        bool, typer.Option("--print", "--dry-run", help="Print the SQL of the remaining steps and change nothing.")
+        bool, typer.Option("--print", help="Print the SQL of the remaining steps and change nothing.")
     ] = False,
     restamp: Annotated[
         bool,

@@ -1,7 +1,6 @@
 """Options that several commands share, and functions that open the configuration and the outbox of a command."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        "--file",
         "-f",
         metavar="FILE",
         help="YAML configuration. Default: the file that HARVEST_CONFIG names, else ./harvest.yaml if it exists, else "
@@ -33,7 +31,9 @@ ConfigFile = Annotated[
 AllowEmpty = Annotated[
     bool, typer.Option("--allow-empty", help="Exit with 0 instead of 10 if there was nothing to check.")
 ]
-TableName = Annotated[str | None, typer.Option("--table", help="Name of the table. Default: the configuration's.")]
+TableName = Annotated[
+    str | None, typer.Option("--table", metavar="TABLE", help="Name of the table. Default: the configuration's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 # These types are copies of types of the library, because importing its modules would make `--help` slow. A test
@@ -80,14 +80,9 @@ Listen = Annotated[
 
 
 def names_of(given: Iterable[str] | None) -> list[str]:
-    """Return the distinct names from all values of a repeated option. In a value commas and spaces separate names."""
-    return list(dict.fromkeys(name for each in given or () for name in re.split(r"[,\s]+", each) if name))
-
-
-def names_as_given(given: Iterable[str] | None) -> list[str]:
-    """Return the distinct names from all values of a repeated option. In a value only commas separate names, so that a
-    later check can refuse an empty name or a name with a space."""
-    return list(dict.fromkeys(name for each in given or () for name in re.split(r"\s*,\s*", each)))
+    """Return the distinct names from all values of a repeated option. In a value commas separate names; a later check
+    refuses an empty name and a name with a space."""
+    return list(dict.fromkeys(name.strip() for each in given or () for name in each.split(",")))
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":

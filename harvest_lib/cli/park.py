@@ -13,7 +13,7 @@ from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.options import ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
-from harvest_lib.cli.usage import Misuse
+from harvest_lib.cli.usage import Misuse, require_topics
 
 if TYPE_CHECKING:
     import psycopg
@@ -64,6 +64,7 @@ def list_(
     from harvest_lib.cli.tables import print_table, table_of
     from harvest_lib.outbox.parking import ParkedSelection
 
+    require_topics([topic] if topic is not None else [], "--topic")
     with _open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
         counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
@@ -217,6 +218,7 @@ def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, ever
             "it is not clear which records are meant",
             next_step="give ids, or --topic and --key, or --all: one of the three",
         )
+    require_topics([topic] if topic is not None else [], "--topic")
     return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, open_outbox
+from harvest_lib.cli.options import ConfigFile, TableName, open_outbox
 from harvest_lib.cli.terminal import stop_on_signals, watched
 from harvest_lib.cli.usage import Misuse, require_duration, require_table
 from harvest_lib.errors import RecordError
@@ -36,7 +36,7 @@ def pump(
     headers: Annotated[
         int, typer.Option(min=0, max=1000, metavar="N", help="Headers of each record; the first, `Seq`, is its number.")
     ] = 1,
-    table: Annotated[str | None, typer.Option(help="The outbox table. Default: the configuration's.")] = None,
+    table: TableName = None,
 ) -> None:
     """Write test records into the outbox.
 

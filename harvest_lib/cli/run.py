@@ -76,6 +76,7 @@ def run(
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.interpreter import tune_interpreter
     from harvest_lib.harvester.telemetry.health import live
+    from harvest_lib.kafka_client import LIBRDKAFKA
     from harvest_lib.process.open_files import raise_limit
     from harvest_lib.telemetry.liveness import Liveness
 
@@ -86,6 +87,8 @@ def run(
     raise_limit()
     liveness = Liveness(alive_file)
     harvest = Harvest(settings.harvest)
+    # If the start is refused, the report has librdkafka's last error as evidence.
+    handler.addFilter(lambda record: harvest.has_started or record.name != LIBRDKAFKA)
 
     def stop() -> None:
         asked.set()

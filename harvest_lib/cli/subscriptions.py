@@ -9,7 +9,7 @@ import typer
 
 from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.move import move
-from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_as_given, open_outbox
+from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_of, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.cli.usage import require_duration, require_position, require_subscription, require_topics
@@ -93,7 +93,7 @@ def add(
     """
     require_subscription(name)
     require_position(start, "--from", "beginning", "now")
-    topics = names_as_given(topic) or None
+    topics = names_of(topic) or None
     require_topics(topics or (), "--topic")
     with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)

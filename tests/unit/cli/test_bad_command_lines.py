@@ -4,6 +4,7 @@ import io
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -77,7 +78,7 @@ BAD = [
     ("grants postgres --writer shop --allow store=orders", USAGE, "names no writer"),
     ("grants postgres --writer a --reader a", USAGE, "is used for two parts"),
     ("grants postgres --writer ' '", USAGE, "the name is empty"),
-    ("grants postgres --subscriptions 'bad name'", USAGE, "cannot name a subscription"),
+    ("grants postgres --subscription 'bad name'", USAGE, "cannot name a subscription"),
     ("grants postgres --table a.b.c", USAGE, "write `table` or `schema.table`"),
     ("grants kafka", USAGE, "--topic is missing"),
     ("grants kafka --topic 'no such'", USAGE, "cannot name a topic"),
@@ -89,6 +90,8 @@ BAD = [
     ("audit -t orders --committed ' '", USAGE, "is empty"),
     ("audit -t orders --committed x --committed-file y", USAGE, "exclude each other"),
     ("audit -t orders --id-header event", USAGE, "not in the outbox"),
+    ("audit -t orders,", USAGE, "cannot name a topic"),
+    ("park list -t a,b", USAGE, "cannot name a topic"),
     ("check -t 'a/b'", USAGE, "cannot name a topic"),
     ("partition 'a b' key", USAGE, "cannot name a topic"),
     ("park retry", USAGE, "not clear which records"),
@@ -165,3 +168,15 @@ def test_an_error_cannot_move_the_cursor(harvest):
     assert code == USAGE
     assert "\x1b" not in err
     assert "\\x1b" in err
+
+
+@pytest.mark.gate
+def test_a_refused_start_is_reported_before_the_log_of_librdkafka():
+    command = [sys.executable, "-m", "harvest_lib.cli", "run", "--no-status"]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
+    nowhere = {"HARVEST_DSN": NOWHERE, "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:1", "HARVEST_LEADERSHIP": "solo"}
+    done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, check=False)
+    assert done.returncode == POSTGRES, done.stderr
+    assert done.stderr.startswith("ok ")
+    assert "rdkafka#" not in done.stderr
+    assert "kafka: Kafka at 127.0.0.1:1 does not answer" in done.stderr
