@@ -1,9 +1,10 @@
 """The command `harvest`.
 
-Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage error;
-3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 10 nothing was checked; 11 archive; 12 output not written;
-13 a check found a problem (`audit`), or nothing is running (`ps`); 130 interrupted.
+Exit codes, for every command: 0 done; 1 another error, a crash, or a question that was
+not answered by yes; 2 usage error, or help without a command; 3 configuration;
+4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint; 9 pipeline;
+10 nothing was checked; 11 archive; 12 output not written; 13 a check found a problem
+(`audit`), or nothing is running (`ps`); 130 interrupted.
 """
 
 # `--help` must be quick. At its top, a module that declares a command imports only typer, the standard library and

@@ -75,7 +75,9 @@ def up(
 
 
 def down(*, as_json: Json = False) -> None:
-    """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop.
+    """Stop the stack and wait until it has stopped. The data stays.
+
+    Exits with 0 if nothing was running, and with 7 if the stack does not stop.
 
     Example:  harvest down
     """

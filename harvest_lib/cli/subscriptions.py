@@ -139,7 +139,7 @@ def remove(
     else:
         typer.echo("no subscription is left; retention drops nothing until there is one")
     if any(each.checkpoint is None or each.checkpoint.kept_in == "kafka" for each in removed):
-        typer.echo(f"its checkpoint in Kafka stays; to harvest it again: harvest subscriptions add {name} --from …")
+        typer.echo(f"its checkpoint in Kafka stays; to harvest it again: harvest subscriptions add {name} --from ...")
 
 
 @app.command()
