@@ -86,9 +86,11 @@ def run(
     tune_interpreter()
     raise_limit()
     liveness = Liveness(alive_file)
-    harvest = Harvest(settings.harvest)
+    started: list[Harvest] = []
     # If the start is refused, the report has librdkafka's last error as evidence.
-    handler.addFilter(lambda record: harvest.has_started or record.name != LIBRDKAFKA)
+    handler.addFilter(lambda record: record.name != LIBRDKAFKA or any(each.has_started for each in started))
+    harvest = Harvest(settings.harvest)
+    started.append(harvest)
 
     def stop() -> None:
         asked.set()
