@@ -77,7 +77,14 @@ class ConfigError(HarvestError):
     exit_code = 3
 
     def __init__(
-        self, cause: str, *, field: str = "", source: str = "", line: int | None = None, next_step: str
+        self,
+        cause: str,
+        *,
+        field: str = "",
+        source: str = "",
+        line: int | None = None,
+        origin: str = "",
+        next_step: str,
     ) -> None:
         self.field = field
         self.source = source
@@ -86,7 +93,24 @@ class ConfigError(HarvestError):
         """All problems that were found together, each as an error."""
         place = f"{source}, line {line}" if source and line else source
         evidence = ", ".join(part for part in (place, f"field `{field}`" if field else "") if part)
+        evidence = f"{evidence} ({origin})" if evidence and origin else evidence or origin
         super().__init__(cause, evidence=evidence, next_step=next_step)
+
+    def read_from(self, origin: str) -> "ConfigError":
+        """Return the same error, whose evidence ends with the origin of the whole configuration."""
+        named = [
+            ConfigError(
+                each.cause,
+                field=each.field,
+                source=each.source,
+                line=each.line,
+                origin=origin,
+                next_step=each.next_step,
+            )
+            for each in (self, *self.problems)
+        ]
+        named[0].problems = named[1:]
+        return named[0]
 
 
 class RecordError(HarvestError):

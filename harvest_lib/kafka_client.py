@@ -153,7 +153,9 @@ class _Calm(logging.Filter):
 _OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
 _OF_SERVERS = ("bootstrap.servers", "oauth_cb")  # a client with `oauth_cb` waits for a token when it is made
 _CALLBACKS = Harmless(logging.getLogger(__name__), "client_callback_failed")
-_LOGGER = logging.getLogger("harvest_lib.librdkafka")
+LIBRDKAFKA = "harvest_lib.librdkafka"
+"""Name of the logger of all clients."""
+_LOGGER = logging.getLogger(LIBRDKAFKA)
 _LOGGER.addFilter(_Calm())
 
 _DENIED = {

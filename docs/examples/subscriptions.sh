@@ -15,4 +15,4 @@ harvest subscriptions rewind "$name" -f "$config" --to beginning
 harvest subscriptions list -f "$config"
 
 # The outbox keeps records until every subscription has passed them, so remove a subscription that is not needed.
-harvest subscriptions remove "$name" -f "$config"
+harvest subscriptions remove "$name" -f "$config" --yes

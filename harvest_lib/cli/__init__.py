@@ -1,15 +1,17 @@
 """The command `harvest`.
 
-Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage error;
-3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 10 nothing was checked; 11 archive; 12 output not written;
-13 a check found a problem (`audit`), or nothing is running (`ps`); 130 interrupted.
+Exit codes, for every command: 0 done; 1 another error, a crash, or a question that was
+not answered by yes; 2 usage error, or help without a command; 3 configuration;
+4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint; 9 pipeline;
+10 nothing was checked; 11 archive; 12 output not written; 13 a check found a problem
+(`audit`), or nothing is running (`ps`); 130 interrupted.
 """
 
 # `--help` must be quick. At its top, a module that declares a command imports only typer, the standard library and
 # light modules of harvest_lib. It imports other modules inside its functions. tests/unit/cli/test_imports.py checks
 # this.
 
+import shlex
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -23,6 +25,8 @@ import harvest_lib
 from harvest_lib.cli import (
     audit,
     check,
+    config,
+    consumer_grants,
     grants,
     init,
     migrate,
@@ -38,10 +42,14 @@ from harvest_lib.cli import (
     topics,
     try_out,
 )
-from harvest_lib.cli.parsing import Group, OptionlessCommand
-from harvest_lib.cli.terminal import checked_output
+from harvest_lib.cli.confirmation import Unconfirmed
+from harvest_lib.cli.parsing import Commands, Group, OptionlessCommand
+from harvest_lib.cli.terminal import checked_output, report
+from harvest_lib.cli.usage import Misuse, UsageProblem, problem
 from harvest_lib.errors import HarvestError
 
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Base of typer's errors in a command line, for which typer has no public name."""
 _ROOT = Path(__file__).resolve().parents[2]
 _CHECKOUT_ONLY = ("bench", "chaos", "history", "platform")
 
@@ -61,29 +69,69 @@ class _Harvest(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command. If the command exists only in a clone, the usage error explains this."""
         if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
-            ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
+            raise Misuse(
+                f"`harvest {args[0]}` is part of a source checkout only",
+                next_step="clone the repository, and run `make setup` there",
+            )
         return super().resolve_command(ctx, args)
 
+    def main(
+        self,
+        args: Any = None,
+        prog_name: Any = None,
+        complete_var: Any = None,
+        standalone_mode: Any = True,
+        windows_expand_args: Any = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command, and end the process with its exit code. A wrong command line is reported as every error is."""
+        extra |= {"complete_var": complete_var, "windows_expand_args": windows_expand_args, "standalone_mode": False}
+        if not standalone_mode:
+            return super().main(args, prog_name or self.name, **extra)
+        try:
+            code = super().main(args, prog_name or self.name, **extra)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                typer.echo(error, err=True)
+            else:
+                if isinstance(error, Unconfirmed):
+                    given = sys.argv[1:] if args is None else args
+                    error.next_step = f"write: {prog_name or self.name} {shlex.join(given)} --yes"
+                report(problem(error))
+            sys.exit(UsageProblem.exit_code)
+        except typer.Abort:
+            typer.echo("stopped: nothing was changed", err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
 
-app = typer.Typer(
+
+app = Commands(
     name="harvest",
     cls=_Harvest,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 another error, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
     "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive, "
     "12 output not written, 13 problem found.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
-for _command in (
-    *(init.init, migrate.migrate, check.check, run.run, status.status, audit.audit, partition.partition, pump.pump),
-    *_checkout_commands(),
-):
-    app.command()(_command)
-app.command("try")(try_out.try_)
-for _group in (grants, park, pipeline, segments, subscriptions, topics, stack):
-    app.add_typer(_group.app)
+grants.app.add_typer(consumer_grants.app)
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "Set up": (config.app, init.init, check.check, migrate.migrate, grants.app, topics.app),
+    "Run": (run.run, pipeline.app),
+    "Operate": (status.status, partition.partition, subscriptions.app, park.app, segments.app),
+    "Verify": (audit.audit,),
+    "Local stack": (try_out.try_, stack.up, stack.down, stack.ps, stack.logs, pump.pump),
+    "Development": _checkout_commands(),
+}
+for _panel, _members in _PANELS.items():
+    for _member in _members:
+        if isinstance(_member, typer.Typer):
+            app.add_typer(_member, rich_help_panel=_panel)
+        else:
+            app.command(_member.__name__.rstrip("_"), rich_help_panel=_panel)(_member)
 
 
 def _print_version(*, asked: bool) -> None:
@@ -104,7 +152,7 @@ def _options(
     pass
 
 
-@app.command(cls=OptionlessCommand)
+@app.command(cls=OptionlessCommand, rich_help_panel="Set up")
 def version() -> None:
     """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 
@@ -129,11 +177,9 @@ def main() -> None:
         with checked_output():
             app()
     except HarvestError as error:
-        from harvest_lib.cli.tables import print_line
-
         with suppress(OSError):  # the exit code reports the error too
             if _is_log_read():
-                print_line(("error:", "red"), f" {error}", err=True)
+                report(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,23 +1,20 @@
 """`harvest audit`: compare committed records with Kafka."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvest_lib.cli.audit_sources import committed_and_pending
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration, names_of
 from harvest_lib.cli.terminal import json_text, unread_output
+from harvest_lib.cli.usage import Misuse, require_topics
 from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 
 if TYPE_CHECKING:
-    from psycopg import sql
-
     from harvest_lib import audit as audits
-    from harvest_lib.config import HarvestConfig
 
     _Records = Iterator[audits.CommittedRecord]
 
@@ -40,16 +37,6 @@ _ROWS = {
     "foreign": "records without an id (foreign)",
 }
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
-
-_RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
-# In a database in SQL_ASCII contents are not selected, because bytes that are not text in any encoding arrive in Kafka
-# in several forms.
-_CONTENTS = """
-SELECT id, kafka_key, kafka_topic, CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN CONTENT END
-FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record
-"""
-_PARKED = "SELECT id, kafka_key FROM {parked} WHERE kafka_topic = ANY (ARRAY[{topics}]::text[])"
-_IS_LISTED = "{id} IN (SELECT id FROM {parked_ids} WHERE subscription = {subscription})"
 
 
 def audit(
@@ -79,7 +66,10 @@ def audit(
         ),
     ] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="Kafka records that count: committed records, or all.")
+        Isolation,
+        typer.Option(
+            metavar="read_committed|read_uncommitted", help="Kafka records that count: committed records, or all."
+        ),
     ] = "read_committed",
     show_examples: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N of each anomaly.")] = 5,
     show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys. They may be personal data.")] = False,
@@ -130,18 +120,26 @@ def audit(
 
     topics = names_of(topic)
     if not topics:
-        raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
+        raise Misuse("--topic is missing", next_step="name at least one topic: --topic orders")
+    require_topics(topics, "--topic")
     if committed is not None and not committed.strip():
-        raise typer.BadParameter("the query is empty", param_hint="--committed")
+        raise Misuse("the query of --committed is empty", next_step="write a query, or leave the option out")
     if committed is not None and committed_file is not None:
-        raise typer.BadParameter("give --committed or --committed-file, not both")
+        raise Misuse("--committed and --committed-file exclude each other", next_step="give one of them")
     if id_header is not None and committed is None and committed_file is None:
-        raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
+        raise Misuse("ids of --id-header are not in the outbox", next_step="give --committed or --committed-file too")
+    if metrics_file is not None and metrics_file.suffix != ".prom" and not metrics_file.is_dir():
+        raise Misuse(
+            f"--metrics-file {str(metrics_file)!r} does not end in .prom, so node_exporter would not read it",
+            next_step=f"name it {metrics_file.with_suffix('.prom')}",
+        )
     report = None
     try:
         with audit_metrics(metrics_file, topics) as found:
             harvest = configuration(config).harvest
-            sources = _sources(harvest, topics, committed_file if committed is None else committed, pending, id_header)
+            sources = committed_and_pending(
+                harvest, topics, committed_file if committed is None else committed, pending, id_header
+            )
             in_kafka = audits.read_topics(
                 harvest.kafka_settings(for_producer=False), topics, isolation=isolation, id_header=id_header
             )
@@ -171,96 +169,6 @@ def audit(
                 _show(report, topics, ok=ok, as_json=as_json)
     if not ok:
         raise typer.Exit(FOUND_EXIT_CODE)
-
-
-class _Sources(NamedTuple):
-    """The committed records; a function that repeats the query of committed records, None without a query; and the
-    undelivered records."""
-
-    committed: "_Records"
-    committed_again: "Callable[[], _Records] | None"
-    pending: "_Records"
-
-
-def _sources(
-    harvest: "HarvestConfig",
-    topics: list[str],
-    committed: str | Path | None,
-    pending: str | None,
-    id_header: str | None,
-) -> _Sources:
-    """Return the records to compare with Kafka. `committed` is a query or a file, `pending` a query. If `committed` is
-    None, the committed records are read from the outbox. If `pending` is None, the undelivered records are read from
-    the outbox, but only if the compared ids are the ids in the outbox."""
-    from harvest_lib import audit as audits
-
-    conninfo = harvest.data_source.conninfo()
-
-    def from_database(query: "str | sql.Composed | None") -> "_Records":
-        return audits.read_query(conninfo, query, topics=topics) if query is not None else iter(())
-
-    outbox = waiting = None
-    outbox_has_the_ids = id_header is None and not isinstance(committed, Path)
-    if committed is None or (pending is None and outbox_has_the_ids):
-        outbox, waiting = _outbox_queries(harvest, topics)
-    waits = from_database(pending or (waiting if outbox_has_the_ids else None))
-    if isinstance(committed, Path):
-        return _Sources(audits.read_file(committed, topics=topics), None, waits)
-    again = partial(from_database, committed) if committed is not None else None
-    return _Sources(from_database(committed or outbox), again, waits)
-
-
-def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
-    """Return two queries of the outbox: all records, and undelivered or parked records.
-
-    Both queries select records of the given topics that pass the subscription's filter, and apply the setting
-    `columns`. If rows stay in the outbox after delivery, the subscription's position decides which rows count as
-    delivered. The queries fail if row security hides rows from this role, because hidden rows would look delivered.
-    Raises DatabaseError and CheckpointError.
-    """
-    from psycopg import sql
-
-    from harvest_lib.audit.records import CONTENT
-    from harvest_lib.harvester.assembly.factory import make_selection
-    from harvest_lib.outbox import OutboxTable
-    from harvest_lib.outbox.parking import ParkedIdTable
-    from harvest_lib.outbox.row_security import all_rows_guard
-    from harvest_lib.postgres.database import connect, in_statement
-    from harvest_lib.source.filters import filter_conditions
-    from harvest_lib.source.parked import parked_table
-    from harvest_lib.subscriptions.delivered import delivered, shards_of
-
-    table = OutboxTable.parse(harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
-        shards = shards_of(connection, table, harvest.subscription)
-        parked = parked_table(connection, table, harvest)
-        is_parked = parked.exists(connection)
-        is_mapped = harvest.columns is not None  # rows of a mapped table may change after their delivery
-        is_bytes = not is_mapped and table.value_type(connection) == "bytea"
-    value = "kafka_value" if is_bytes else "convert_to(kafka_value, 'UTF8')"
-    records = _RECORDS if is_mapped else _CONTENTS.replace("CONTENT", CONTENT.format(value=value))
-    own = make_selection(harvest, table)
-    listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
-    conditions: list[sql.Composable] = [
-        sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(own.columns["kafka_topic"], listed),
-        *(filter_conditions(shards[0].topics, shards[0].keys, own.columns) if shards else ()),
-    ]
-    every = replace(own, conditions=conditions, guard=all_rows_guard([table.identifier]))
-    waits: sql.Composable = sql.SQL("true")
-    if any(not each.marks for each in shards):
-        waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
-        if is_parked and isinstance(parked, ParkedIdTable):
-            is_listed = sql.SQL(_IS_LISTED).format(
-                id=own.columns["id"],
-                parked_ids=in_statement(parked.table.identifier),
-                subscription=in_statement(sql.Literal(harvest.subscription)),
-            )
-            waits = sql.SQL("({} OR {})").format(waits, is_listed)
-    waiting = replace(every, conditions=[*conditions, waits]).fill(_RECORDS)
-    if is_parked and not isinstance(parked, ParkedIdTable):
-        also = sql.SQL(_PARKED).format(parked=in_statement(parked.table.identifier), topics=listed)
-        waiting = sql.SQL("({}) UNION ALL ({})").format(waiting, also)
-    return every.fill(records), waiting
 
 
 def _show(report: "audits.AuditReport", topics: list[str], *, ok: bool, as_json: bool) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, names_of
+from harvest_lib.cli.options import ConfigFile, Json, chosen_file, configuration, names_of
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.usage import require_topics
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def check(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found."
+            "--topic",
+            "-t",
+            help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found.",
         ),
     ] = None,
     dagster: Annotated[
@@ -46,7 +49,9 @@ def check(
 
       harvest check -f harvest.yaml --json | jq '.problems[].next_step'
     """
-    report = _inspected(config, names_of(topic), in_dagster=dagster)
+    topics = names_of(topic)
+    require_topics(topics, "--topic")
+    report = _inspected(config, topics, in_dagster=dagster)
     if as_json:
         problems = [
             {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings
@@ -75,6 +80,7 @@ def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
 
 def _inspected(config: Path | None, topics: list[str], *, in_dagster: bool) -> "Report":
     """Return the report of all checks. If the configuration cannot be read, nothing else is checked."""
+    from harvest_lib.config.reading import refuse_unknown_variables
     from harvest_lib.harvester.preflight import Finding, Report, inspect
 
     logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # the evidence has the clients' messages
@@ -86,7 +92,12 @@ def _inspected(config: Path | None, topics: list[str], *, in_dagster: bool) -> "
             report.add(Finding.of(each, "configuration"))
         return report
     report = inspect(harvest, topics, in_dagster=in_dagster)
-    report.passed.insert(0, ("configuration", "it can be read"))
+    report.passed.insert(0, ("configuration", chosen_file(config)[1]))
+    try:
+        refuse_unknown_variables()
+    except ConfigError as error:
+        for each in error.problems:
+            report.warn("configuration", each.cause, evidence=each.evidence, next_step=each.next_step)
     return report
 
 

@@ -1,13 +1,14 @@
-"""`harvest grants postgres | kafka | consumer postgres | consumer kafka`: scripts that grant the least privileges."""
+"""`harvest grants postgres | kafka`: scripts that grant the least privileges."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration, names_as_given
+from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration, names_of
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
-from harvest_lib.errors import ConfigError, DatabaseError, OutboxTableError
+from harvest_lib.cli.usage import Misuse, require_subscription, require_table, require_topics
+from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import is_legal_topic
 
 if TYPE_CHECKING:
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
     from harvest_lib.outbox import OutboxTable
 
 app = group("grants", "Least privilege: print the grants that each role needs in Postgres and Kafka.")
-consumer = group("consumer", "Least privilege for a consumer built with `harvest_lib.consume`.")
-app.add_typer(consumer)
-
-_Topics = list[str] | None
-_JsonList = Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")]
+JsonList = Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")]
 
 
 @app.command()
@@ -29,21 +26,33 @@ def postgres(
     config: ConfigFile = None,
     table: TableName = None,
     source: Annotated[
-        Source | None, typer.Option(help="Default: the configuration's. With auto, the table decides.")
-    ] = None,
-    subscriptions: Annotated[
-        list[str] | None,
+        Source | None,
         typer.Option(
-            "--subscriptions", help="A subscription that the harvester may lead; may be repeated. Default: any."
+            metavar="mark|snapshot|transaction_id", help="Default: the configuration's. With auto, the table decides."
         ),
     ] = None,
-    harvester: Annotated[str, typer.Option(help="Role of the harvester; empty for none.")] = "harvester",
-    reader: Annotated[str, typer.Option(help="Role for `status` and `audit`; empty for none.")] = "reader",
+    subscription: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subscription",
+            metavar="NAME",
+            help="Subscriptions that the harvester may lead, with commas between them; may be repeated. Default: any.",
+        ),
+    ] = None,
+    harvester: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role of the harvester; empty for none.")
+    ] = "harvester",
+    reader: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role for `status` and `audit`; empty for none.")
+    ] = "reader",
     operator: Annotated[
-        str, typer.Option(help="Role for `park` and `subscriptions`, which reads as the reader does. Default: none.")
+        str,
+        typer.Option(
+            metavar="ROLE", help="Role for `park` and `subscriptions`, which reads as the reader does. Default: none."
+        ),
     ] = "",
     writer: Annotated[
-        list[str] | None, typer.Option(help="Role of a writer; may be repeated. Default: writer.")
+        list[str] | None, typer.Option(metavar="ROLE", help="Role of a writer; may be repeated. Default: writer.")
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -53,11 +62,14 @@ def postgres(
     ] = None,
     dagster: Annotated[bool, typer.Option("--dagster", help="The harvester runs, and audits, in Dagster.")] = False,
     spark_writer: Annotated[
-        list[str] | None, typer.Option("--spark-writer", help="Role of a writer by Spark; may be repeated.")
+        list[str] | None,
+        typer.Option("--spark-writer", metavar="ROLE", help="Role of a writer by Spark; may be repeated."),
     ] = None,
     spark_table: Annotated[
         list[str] | None,
-        typer.Option("--spark-table", help="A business table that the writers by Spark fill; may be repeated."),
+        typer.Option(
+            "--spark-table", metavar="TABLE", help="A business table that the writers by Spark fill; may be repeated."
+        ),
     ] = None,
 ) -> None:
     """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
@@ -72,7 +84,7 @@ def postgres(
 
       harvest grants postgres -f harvest.yaml --writer shop --writer billing --allow shop=orders --allow shop=carts
 
-      harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
+      harvest grants postgres --table billing.outbox --source snapshot --subscription search
 
       harvest grants postgres -f harvest.yaml --dagster | psql -U owner shop
 
@@ -85,19 +97,26 @@ def postgres(
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.postgres.database import connect
 
+    require_table(table, "--table")
+    for each in spark_table or ():
+        require_table(each, "--spark-table")
+    subscriptions = names_of(subscription)
+    for each in subscriptions:
+        require_subscription(each)
+    writers = [*(writer or ([] if spark_writer else ["writer"])), *(spark_writer or [])]
+    topics_of_writers = _writer_topics(writers, allow or [], harvester, reader, operator)
     harvest = configuration(config).harvest
     if source is not None:
         harvest = harvest.model_copy(update={"source": source})
     outbox = OutboxTable.parse(table or harvest.outbox_table)
-    writers = [*(writer or ([] if spark_writer else ["writer"])), *(spark_writer or [])]
     grants = Grants(
         outbox=outbox,
         mode=reading_mode(harvest, outbox),
         harvester=harvester,
         reader=reader,
         operator=operator,
-        writers=_writer_topics(writers, allow or [], harvester, reader, operator),
-        subscriptions=subscriptions or [],
+        writers=topics_of_writers,
+        subscriptions=subscriptions,
         has_column_mapping=harvest.columns is not None,
     )
     if reads_table(harvest):  # if not, the database is not needed
@@ -124,12 +143,16 @@ def kafka(
         ),
     ],
     config: ConfigFile = None,
-    harvester: Annotated[str, typer.Option(help="Principal of the harvester; empty for none.")] = "User:harvester",
-    reader: Annotated[str, typer.Option(help="Principal for `status` and `audit`; empty for none.")] = "User:reader",
+    harvester: Annotated[
+        str, typer.Option(metavar="PRINCIPAL", help="Principal of the harvester; empty for none.")
+    ] = "User:harvester",
+    reader: Annotated[
+        str, typer.Option(metavar="PRINCIPAL", help="Principal for `status` and `audit`; empty for none.")
+    ] = "User:reader",
     create: Annotated[
         bool, typer.Option(help="Allow the harvester to create its topics for election and checkpoints.")
     ] = True,
-    as_json: _JsonList = False,
+    as_json: JsonList = False,
 ) -> None:
     """Print the ACLs that harvester and reader need, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
@@ -143,82 +166,14 @@ def kafka(
     """
     from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
+    topics = names_of(topic)
+    require_topics(topics, "--topic", prefixes=True)
+    who, whose = (principal_name(each) if each else "" for each in (harvester, reader))
     configured = configuration(config, elects=True).harvest
-    topics = names_as_given(topic)
-    _check_topics(topics, "--topic")
-    who, whose = (_principal_name(each) if each else "" for each in (harvester, reader))
     harvest, reads_group = elected(configured), configured.leadership == "auto"
     acls = harvester_acls(harvest, who, topics, creates=create, reads_group=reads_group) if who else []
     acls += reader_acls(harvest, whose, topics) if whose else []
-    _show_acls(acls, harvest, as_json=as_json)
-
-
-@consumer.command("postgres")
-def consumer_postgres(
-    role: Annotated[str, typer.Option(help="Role of the consumer.")] = "consumer",
-    table: Annotated[str, typer.Option(help="The consumer's checkpoint table.")] = "consumers",
-    key_values: Annotated[bool, typer.Option(help="The consumer keeps its state in a `KeyValueStore`.")] = False,
-) -> None:
-    """Print SQL that gives a consumer's role exactly the privileges it needs on its own tables. Changes nothing itself.
-
-    You grant what the application reads and writes besides.
-
-    Examples:
-
-      harvest grants consumer postgres --role order_states | psql -U owner shop
-
-      harvest grants consumer postgres --key-values --table shop.consumers
-    """
-    from harvest_lib.consume import consumer_grants
-
-    _check_name(role, "--role")
-    typer.echo(consumer_grants(role, table, key_values=key_values), nl=False)
-
-
-@consumer.command("kafka")
-def consumer_kafka(
-    name: Annotated[str, typer.Option(help="The consumer's `name`, which is also its group id.")],
-    topic: Annotated[
-        list[str],
-        typer.Option(
-            "--topic", "-t", help="Topics that the consumer reads, with commas between them; may be repeated."
-        ),
-    ],
-    publish: Annotated[
-        _Topics,
-        typer.Option(
-            "--publish", "-p", help="Topics that the consumer publishes to, with commas between them; may be repeated."
-        ),
-    ] = None,
-    log: Annotated[
-        _Topics,
-        typer.Option("--log", help="The recovery logs of `SqliteStore`s, with commas between them; may be repeated."),
-    ] = None,
-    principal: Annotated[str, typer.Option(help="Principal of the consumer.")] = "User:consumer",
-    config: ConfigFile = None,
-    as_json: _JsonList = False,
-) -> None:
-    """Print the ACLs that a consumer needs, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
-
-    A topic may be a prefix followed by *. The configuration names the Kafka
-    servers and the harvesters' topics for election and checkpoints. If a prefix
-    covers these topics, or Kafka's own, writing to them is denied.
-
-    Examples:
-
-      harvest grants consumer kafka --name order-states --topic orders --publish states
-
-      harvest grants consumer kafka --name order-states --topic orders --log order-states-log --json
-    """
-    from harvest_lib.grants.kafka import consumer_acls
-
-    read, published, logs = map(names_as_given, (topic, publish, log))
-    _check_topics([*read, *published, *logs], "--topic, --publish, --log")
-    who = _principal_name(principal)
-    harvest = configuration(config).harvest
-    pool = [each for each in (harvest.leader_topic, harvest.checkpoint_topic) if each]
-    acls = consumer_acls(name, who, read, published=published, logs=logs, pool=pool)
-    _show_acls(acls, harvest, as_json=as_json)
+    show_acls(acls, harvest, as_json=as_json)
 
 
 def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMode":
@@ -253,48 +208,39 @@ def elected(harvest: "HarvestConfig") -> "HarvestConfig":
 
 
 def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[str, list[str] | None]:
-    """Return the allowed topics of each writer, None for all topics. Raises ConfigError if a role is named twice, for
+    """Return the allowed topics of each writer, None for all topics. Raises Misuse if a role is named twice, for
     example as writer and reader, because the script would revoke the writer's grants before it grants the reader's."""
     writers: dict[str, list[str] | None] = dict.fromkeys(names)
     for each in allowed:
         name, _, topic = each.rpartition("=")  # a topic's name has no `=`
         if name not in writers or not is_legal_topic(topic):
-            raise ConfigError(
-                "the value of --allow is invalid",
-                field="--allow",
-                next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
+            raise Misuse(
+                f"--allow {each!r} is not ROLE=TOPIC" if not name else f"--allow {each!r} names no writer and topic",
+                evidence=f"writers: {', '.join(names)}",
+                next_step="write the role as in --writer, `=`, and a topic of a-z, A-Z, 0-9, `.`, `_` and `-`",
             )
         writers[name] = [*(writers[name] or []), topic]
     for name in writers:
-        _check_name(name, "--writer")
+        require_name(name, "--writer")
     roles = [*writers, *filter(None, others)]
     for name in roles:
         if roles.count(name) > 1:
-            raise ConfigError(
+            raise Misuse(
                 f"the role {name!r} is used for two parts",
-                field="--writer, --harvester, --reader, --operator",
+                evidence="--writer, --harvester, --reader, --operator",
                 next_step="use a separate role for each part; a login can be a member of both",
             )
     return writers
 
 
-def _check_name(name: str, field: str) -> None:
-    """Raise ConfigError for an empty name."""
+def require_name(name: str, option: str) -> None:
+    """Raise Misuse for an empty name."""
     if not name.strip():
-        raise ConfigError("the name is empty", field=field, next_step="name the role, or omit the option")
+        raise Misuse(f"{option}: the name is empty", next_step="write a name, or leave the option out")
 
 
-def _check_topics(topics: list[str], field: str) -> None:
-    for each in topics:
-        if each != "*" and not is_legal_topic(each.removesuffix("*")):
-            raise ConfigError(
-                "Kafka cannot have a topic of this name",
-                field=field,
-                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
-            )
-
-
-def _show_acls(acls: "list[Acl]", harvest: "HarvestConfig", *, as_json: bool) -> None:
+def show_acls(acls: "list[Acl]", harvest: "HarvestConfig", *, as_json: bool) -> None:
+    """Print ACLs as commands of kafka-acls.sh, or as JSON."""
     from harvest_lib.grants.kafka import commands
 
     if as_json:
@@ -304,6 +250,7 @@ def _show_acls(acls: "list[Acl]", harvest: "HarvestConfig", *, as_json: bool) ->
         typer.echo(line)
 
 
-def _principal_name(name: str) -> str:
-    _check_name(name.partition(":")[2] if ":" in name else name, "--principal, --harvester, --reader")
+def principal_name(name: str) -> str:
+    """Return a principal with its type. Raises Misuse for an empty name."""
+    require_name(name.partition(":")[2] if ":" in name else name, "--principal, --harvester, --reader")
     return name if ":" in name else f"User:{name}"

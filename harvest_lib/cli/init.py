@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile, TableName, configuration, open_outbox
+from harvest_lib.cli.usage import Misuse, require_table
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ def init(
     config: ConfigFile = None,
     table: TableName = None,
     native: Annotated[
-        bool | None,
-        typer.Option("--native/--goharvest", help="The layout. Default: the existing table's, else native."),
-    ] = None,
+        bool, typer.Option("--native", help="The native layout. Default: the existing table's, else native.")
+    ] = False,
+    goharvest: Annotated[bool, typer.Option("--goharvest", help="The layout that goharvest creates.")] = False,
     value_type: Annotated[
-        ColumnType, typer.Option(help="Type of kafka_value in a native table; varchar holds 10,000 characters.")
+        ColumnType,
+        typer.Option(
+            metavar="varchar|text|bytea", help="Type of kafka_value in a native table; varchar holds 10,000 characters."
+        ),
     ] = "varchar",
-    segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment of a native table.")] = (
+    segment_size: Annotated[int, typer.Option(min=1, metavar="N", help="Ids in a segment of a native table.")] = (
         DEFAULT_SEGMENT_SIZE
     ),
     checks: Annotated[
@@ -52,7 +56,7 @@ def init(
     ] = False,
     spark_table: Annotated[
         list[str] | None,
-        typer.Option("--spark-table", help="A business table that Spark fills; may be repeated."),
+        typer.Option("--spark-table", metavar="TABLE", help="A business table that Spark fills; may be repeated."),
     ] = None,
 ) -> None:
     """Create the outbox table and its companion tables if they do not exist.
@@ -85,13 +89,18 @@ def init(
     from harvest_lib.outbox.daemons import create_daemons, create_daemons_statement, daemons_table
     from harvest_lib.outbox.spark_tables import create_spark_tables, spark_statements
 
+    if native and goharvest:
+        raise Misuse("--native and --goharvest exclude each other", next_step="give one of them, or none")
+    for option, each in (("--table", table), *(("--spark-table", each) for each in spark_table or ())):
+        require_table(each, option)
+    layout = None if not (native or goharvest) else native
     business = list(map(OutboxTable.parse, spark_table or ()))
     define = partial(NativeTable, value_type=value_type, segment_size=segment_size, has_checks=checks is not False)
     if print_:
         harvest = None if config is None and table is not None else configuration(config).harvest
         outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
         is_mapped = harvest is not None and harvest.columns is not None
-        _print_statements(define(outbox=outbox), native=native, has_checks=bool(checks), is_mapped=is_mapped)
+        _print_statements(define(outbox=outbox), native=layout, has_checks=bool(checks), is_mapped=is_mapped)
         if dagster:
             typer.echo(f"{create_daemons_statement(outbox).as_string(None)};\n")
             typer.echo(CREATE_TABLES.strip())
@@ -113,7 +122,7 @@ def init(
             return
         existed = outbox.exists(connection)
         with _creating(connection, outbox):
-            _create_tables(connection, define(outbox=outbox), native=native)
+            _create_tables(connection, define(outbox=outbox), native=layout)
             if checks or (checks is None and outbox.kind(connection) == "native"):
                 _add_missing_checks(connection, outbox)
             if outbox.kind(connection) == "native":

@@ -5,14 +5,15 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName, open_outbox
+from harvest_lib.cli.usage import Misuse
 
 
 def migrate(
     config: ConfigFile = None,
     table: TableName = None,
-    segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
+    segment_size: Annotated[int, typer.Option(min=1, metavar="N", help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
     print_: Annotated[
-        bool, typer.Option("--print", "--dry-run", help="Print the SQL of the remaining steps and change nothing.")
+        bool, typer.Option("--print", help="Print the SQL of the remaining steps and change nothing.")
     ] = False,
     restamp: Annotated[
         bool,
@@ -36,6 +37,8 @@ def migrate(
 
       harvest migrate --restamp -f harvest.yaml
     """
+    if force and not restamp:
+        raise Misuse("--force needs --restamp", next_step="add --restamp, or leave --force out")
     from harvest_lib.outbox.relocation import Migration, Restamping
     from harvest_lib.outbox.stamping import add_stamp
 

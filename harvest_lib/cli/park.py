@@ -1,6 +1,5 @@
 """`harvest park list | show | retry | drop`: list parked records, send them again, or delete them."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.options import ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
+from harvest_lib.cli.usage import Misuse, require_topics
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
-_Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of records, as shown by `list`.")]
+_Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids of records, as shown by `list`.")]
 _Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All parked records.")]
@@ -36,6 +37,7 @@ _Subscription = Annotated[
     str | None,
     typer.Option(
         "--subscription",
+        metavar="NAME",
         help="Whose records, if the outbox is harvested in batches. Default: the configuration's.",
         show_default=False,
     ),
@@ -48,7 +50,7 @@ def list_(
     topic: _Topic = None,
     key: _Key = None,
     subscription: _Subscription = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show at most this many.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List parked records and the records held behind them, in order, without payloads.
@@ -62,6 +64,7 @@ def list_(
     from harvest_lib.cli.tables import print_table, table_of
     from harvest_lib.outbox.parking import ParkedSelection
 
+    require_topics([topic] if topic is not None else [], "--topic")
     with _open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
         counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
@@ -157,34 +160,38 @@ def drop(
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete parked records permanently, and put records held behind them back into the outbox.
 
     --topic, --key and --all select only parked records. To delete a held record,
-    name its id. The command asks for confirmation; without a terminal it needs
-    --yes.
+    name its id.
 
     Examples:
 
       harvest park drop 4711 -f harvest.yaml
+
+      harvest park drop --topic orders -f harvest.yaml --dry-run
 
       harvest park drop --key o-1 -f harvest.yaml --yes
     """
     from harvest_lib.outbox.parking import ParkedRecords
 
     selection = _selected(ids, topic, key, everything=all_)
-    if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask for confirmation: use --yes", param_hint="--yes")
+    require_answer(yes=yes or dry_run)
     with _open_parked(config, subscription) as (parked, connection, _):
-        if not yes:
+        if not yes or dry_run:
             counts = parked.counts(connection, selection)
             number = len(selection.ids or ()) or (counts.parked if counts is not None else 0)
             if not number:
                 typer.echo(_NOTHING_PARKED, err=True)
                 return
-            typer.confirm(f"Delete {counted(number, 'parked record')} permanently?", abort=True, err=True)
+            if dry_run:
+                typer.echo(f"would delete: {counted(number, 'parked record')}")
+                return
+            ask(f"Delete {counted(number, 'parked record')} permanently?", yes=yes)
         done = parked.drop(connection, selection)
     if as_json:
         typer.echo(json_text(asdict(done)))
@@ -207,7 +214,11 @@ def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, ever
     from harvest_lib.outbox.parking import ParkedSelection
 
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
-        raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
+        raise Misuse(
+            "it is not clear which records are meant",
+            next_step="give ids, or --topic and --key, or --all: one of the three",
+        )
+    require_topics([topic] if topic is not None else [], "--topic")
     return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 

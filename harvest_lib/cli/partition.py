@@ -9,15 +9,18 @@ import typer
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration, open_outbox
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.usage import require_topics
 
 
 def partition(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY")],
     config: ConfigFile = None,
     before: Annotated[
         int | None,
-        typer.Option(min=1, help="Former number of partitions. Default: the number that a harvester has seen."),
+        typer.Option(
+            min=1, metavar="N", help="Former number of partitions. Default: the number that a harvester has seen."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -29,6 +32,7 @@ def partition(
 
       harvest partition orders customer-17 --before 6 -f harvest.yaml
     """
+    require_topics([topic], "TOPIC")
     for place in _places(config, topic, keys, before):
         typer.echo(json_text(place) if as_json else _place_text(place))
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvest_lib.cli.confirmation import Yes, ask, require_answer
 from harvest_lib.cli.options import Json, Listen, LogFormatOption, LogLevel
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_signals
+from harvest_lib.cli.usage import Misuse
 
 if TYPE_CHECKING:
     from harvest_lib.pipeline.declaration import Declaration
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 app = group("pipeline", "Pipelines: a reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
-_Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
+_Writer = Annotated[str | None, typer.Option("--writer", "-w", metavar="NAME", help="Only the writer with this name.")]
 
 _OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
@@ -44,10 +46,12 @@ def run(
 @app.command()
 def check(
     file: Annotated[
-        Path | None, typer.Argument(help="The YAML file that declares the pipeline.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="FILE", help="The YAML file that declares the pipeline.", show_default=False),
     ] = None,
     same_file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The same file, named as for the other commands.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The same file, named as for the other commands."),
     ] = None,
 ) -> None:
     """Explain a declaration, or report all its errors with their lines. Connects to nothing.
@@ -63,7 +67,10 @@ def check(
 
     given = [each for each in (file, same_file) if each is not None]
     if len(given) != 1:
-        raise typer.BadParameter("name the file, once: by FILE or by -f FILE", param_hint="FILE")
+        raise Misuse(
+            "FILE is missing" if not given else "FILE is given twice",
+            next_step="name the file, once: by FILE or by -f FILE",
+        )
     declaration = load(*given)
     typer.echo(f"{printable(declaration.name)}\n")
     for line in drawn(declaration).split("\n"):
@@ -115,7 +122,7 @@ def resume(
     from harvest_lib.pipeline import declaration, operations
 
     if writer is not None and not step:
-        raise typer.BadParameter("--writer needs --step", param_hint="--writer")
+        raise Misuse("--writer needs --step", next_step="add --step, or leave --writer out")
     configure_logging(log_format, log_level)
     if not step:
         _run_until_stopped(file, resume_only=True)
@@ -143,12 +150,13 @@ def show(
 
     found = _OFFSET_RANGE.fullmatch(offsets)
     if found is None:
-        raise typer.BadParameter("write the first and the last offset, as in 9..15", param_hint="X..Y")
+        raise Misuse(
+            f"{offsets!r} is no range of offsets",
+            next_step="write the first and the last offset, as in 9..15, or one offset",
+        )
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
-        raise typer.BadParameter(
-            f"the first offset must not be greater than the last: {last}..{first}", param_hint="X..Y"
-        )
+        raise Misuse(f"the first offset of {offsets} is after the last", next_step=f"write {last}..{first}")
     shown = 0
     for message in operations.messages(declaration.load(file), first, last):
         _show_message(message, as_json=as_json)
@@ -173,14 +181,19 @@ def ack(
     from harvest_lib.pipeline import declaration, operations
 
     if not without_sending:
-        raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
+        raise Misuse(
+            "--without-sending is missing",
+            next_step="add it; to send the message instead: `harvest pipeline resume --step`",
+        )
     writing = operations.acknowledge(declaration.load(file), offset, writer)
     typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
 
 
 @app.command()
 def skip(
-    offset: Annotated[int, typer.Argument(metavar="N", help="The offset in the error message.", min=0)], file: _File
+    offset: Annotated[int, typer.Argument(metavar="N", help="The offset in the error message.", min=0)],
+    file: _File,
+    yes: Yes = False,
 ) -> None:
     """Skip damage in the commit log. Messages that cannot be read are lost permanently, for every writer.
 
@@ -188,7 +201,10 @@ def skip(
     """
     from harvest_lib.pipeline import declaration, operations
 
-    skipped = operations.skip_damage(declaration.load(file), offset)
+    require_answer(yes=yes)
+    declared = declaration.load(file)
+    ask(f"Give up the unreadable messages at offset {offset:,} permanently, for every writer?", yes=yes)
+    skipped = operations.skip_damage(declared, offset)
     for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
         if offsets:
             typer.echo(f"offsets {offsets.start:,} to {offsets.stop - 1:,}: {what}")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, open_outbox
+from harvest_lib.cli.options import ConfigFile, TableName, open_outbox
 from harvest_lib.cli.terminal import stop_on_signals, watched
+from harvest_lib.cli.usage import Misuse, require_duration, require_table
 from harvest_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ _INTERRUPTED = 130
 
 def pump(
     *,
-    keys: Annotated[int, typer.Option("--keys", "-k", min=1, help="Number of different keys.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Number of records.")],
+    keys: Annotated[int, typer.Option("--keys", "-k", min=1, metavar="N", help="Number of different keys.")],
+    records: Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="Number of records.")],
     config: ConfigFile = None,
     topic: Annotated[str, typer.Option("--topic", "-t", help="The Kafka topic of the records.")] = "pump",
-    transaction: Annotated[int, typer.Option(min=1, max=100_000, help="Records in each transaction.")] = 20,
+    transaction: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Records in each transaction.")
+    ] = 20,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Pause between transactions, e.g. 100ms.")] = "0s",
     blank: Annotated[bool, typer.Option("--blank", help="Write records without a value: tombstones in Kafka.")] = False,
     value_size: Annotated[
@@ -31,9 +34,9 @@ def pump(
         typer.Option(min=1, metavar="CHARACTERS", help="Length of each value. Default: `value-` and a random number."),
     ] = None,
     headers: Annotated[
-        int, typer.Option(min=0, max=1000, help="Headers of each record; the first, `Seq`, is its number.")
+        int, typer.Option(min=0, max=1000, metavar="N", help="Headers of each record; the first, `Seq`, is its number.")
     ] = 1,
-    table: Annotated[str | None, typer.Option(help="The outbox table. Default: the configuration's.")] = None,
+    table: TableName = None,
 ) -> None:
     """Write test records into the outbox.
 
@@ -52,13 +55,14 @@ def pump(
     from harvest_lib.outbox import pump as pump_into
 
     if blank and value_size is not None:
-        raise typer.BadParameter("--blank records have no value: leave out --value-size")
+        raise Misuse("--blank and --value-size exclude each other", next_step="give one of them")
+    require_table(table, "--table")
     load = Load(
         topic=topic,
         keys=keys,
         records=records,
         per_transaction=transaction,
-        interval_seconds=_interval_seconds(interval),
+        interval_seconds=require_duration(interval, "--interval"),
         blank=blank,
         value_chars=value_size,
         headers=headers,
@@ -66,7 +70,7 @@ def pump(
     try:
         load.check()
     except RecordError as error:
-        raise typer.BadParameter(f"{error.cause}: {error.next_step}", param_hint="--topic") from error
+        raise Misuse(f"--topic: {error.cause}", evidence=error.evidence, next_step=error.next_step) from error
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     began, written = time.monotonic(), 0
@@ -83,18 +87,6 @@ def pump(
     if written < records:
         typer.echo(f"interrupted: {records - written:,} records were not written", err=True)
         raise typer.Exit(_INTERRUPTED)
-
-
-def _interval_seconds(duration: str) -> float:
-    from harvest_lib.config.durations import SPELLING, parse_duration
-
-    try:
-        seconds = parse_duration(duration)
-    except ValueError as error:
-        raise typer.BadParameter(f"{duration!r} {error}: {SPELLING}", param_hint="--interval") from error
-    if seconds < 0:
-        raise typer.BadParameter(f"{duration!r} is negative", param_hint="--interval")
-    return seconds
 
 
 def _progress_bar() -> "Progress":

@@ -46,6 +46,7 @@ def run(
         Path | None,
         typer.Option(
             envvar="HARVEST_ALIVE_FILE",
+            metavar="FILE",
             help="A file that is touched each second while `/livez` is healthy, for probes. --drain makes none.",
         ),
     ] = None,
@@ -71,18 +72,25 @@ def run(
 
     from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.cli.status_line import status_line
+    from harvest_lib.config.reading import refuse_unknown_variables
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.interpreter import tune_interpreter
     from harvest_lib.harvester.telemetry.health import live
+    from harvest_lib.kafka_client import LIBRDKAFKA
     from harvest_lib.process.open_files import raise_limit
     from harvest_lib.telemetry.liveness import Liveness
 
     settings = configuration(config, elects=True)
+    refuse_unknown_variables()
     handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
     raise_limit()
     liveness = Liveness(alive_file)
+    started: list[Harvest] = []
+    # If the start is refused, the report has librdkafka's last error as evidence.
+    handler.addFilter(lambda record: record.name != LIBRDKAFKA or any(each.has_started for each in started))
     harvest = Harvest(settings.harvest)
+    started.append(harvest)
 
     def stop() -> None:
         asked.set()

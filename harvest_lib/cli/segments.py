@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.usage import Misuse, require_duration
 from harvest_lib.errors import NothingChecked
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from harvest_lib.outbox import OutboxTable
     from harvest_lib.outbox.segments import Detached, Segment, Segments
 
+_NO_STORES = {"ftp", "http", "https", "data", "git", "github"}
+"""Schemes of fsspec that only read, or that send passwords and records in clear text."""
 app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
 
@@ -49,11 +53,12 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 @app.command()
 def ensure(
     config: ConfigFile = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of segments with an end, the current segment included.")] = (
-        DEFAULT_AHEAD
-    ),
+    count: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of segments with an end, the current segment included.")
+    ] = (DEFAULT_AHEAD),
     segment_size: Annotated[
-        int | None, typer.Option(min=1, help="Ids in a new segment. Default: the size of the last segment.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Ids in a new segment. Default: the size of the last segment."),
     ] = None,
 ) -> None:
     """Create segments in advance. Run it about every hour as the owner of the table. Writers wait milliseconds.
@@ -72,7 +77,8 @@ def ensure(
 def rotate(
     config: ConfigFile = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only if the first records of the segment are older, e.g. 24h.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Only if the first records of the segment are older, e.g. 24h."),
     ] = None,
     due: Annotated[
         bool, typer.Option("--due", help="Only if they are older than the configuration's maxSegmentAge.")
@@ -96,10 +102,11 @@ def rotate(
     from harvest_lib.outbox.segments import rotate_segment
 
     if due and older_than is not None:
-        raise typer.BadParameter(
-            "--due takes the age from the configuration's maxSegmentAge", param_hint="--older-than"
+        raise Misuse(
+            "--due and --older-than exclude each other",
+            next_step="give one of them; --due takes the age from the configuration's maxSegmentAge",
         )
-    age_seconds = None if older_than is None else _seconds(older_than, "--older-than")
+    age_seconds = None if older_than is None else require_duration(older_than, "--older-than")
     with _open_native(config) as (configured, outbox, connection):
         if due:
             age_seconds = configured.max_segment_age_seconds
@@ -120,11 +127,13 @@ def drop(
     keep: Annotated[
         str | None,
         typer.Option(
+            metavar="DURATION",
             help="How long to keep segments after they were closed, e.g. 24h. Default: the configuration's "
-            "keepSegments."
+            "keepSegments.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be dropped and change nothing.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Drop the segments that every subscription has passed. Run it as the owner of the table. Writers do not wait.
 
@@ -132,13 +141,17 @@ def drop(
 
       harvest segments drop -f harvest.yaml --dry-run
 
-      harvest segments drop -f harvest.yaml --keep 72h
+      harvest segments drop -f harvest.yaml --keep 72h --yes
     """
     from harvest_lib.outbox.segments import drop_passed
 
-    given = None if keep is None else _seconds(keep, "--keep")
+    given = None if keep is None else require_duration(keep, "--keep")
+    require_answer(yes=yes or dry_run)
     with _open_native(config) as (configured, outbox, connection):
         keep_seconds = configured.keep_segments_seconds if given is None else given
+        if not (yes or dry_run):
+            found = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=True).dropped
+            ask(f"Drop permanently: {', '.join(map(printable, found))}?", yes=not found)
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
@@ -163,6 +176,7 @@ def archive(
     """
     from harvest_lib.archive import archive_segments, closed_segments
 
+    _require_store(url)
     done = 0
     with _open_native(config) as (_, outbox, connection):
         which = closed_segments(connection, outbox) if again else None
@@ -204,14 +218,14 @@ def _open_native(config: Path | None) -> "Iterator[tuple[HarvestConfig, OutboxTa
         yield configured, outbox, connection
 
 
-def _seconds(duration: str, option: str) -> float:
-    """Return the seconds of a duration given on the command line. Raises BadParameter if it is misspelled."""
-    from harvest_lib.config.durations import SPELLING, parse_duration
-
-    try:
-        return parse_duration(duration)
-    except ValueError as error:
-        raise typer.BadParameter(f"{duration!r}: {error}; {SPELLING}", param_hint=option) from error
+def _require_store(url: str) -> None:
+    """Raise Misuse for a URL by which no archive can be written."""
+    scheme = url.rpartition("::")[2].partition("://")[0] if "://" in url else ""
+    if scheme in _NO_STORES or url.strip() != url or not url:
+        raise Misuse(
+            f"an archive cannot be written by {scheme}" if scheme else "the URL is empty, or has spaces around it",
+            next_step="name a folder, or a URL such as s3://bucket/orders, gs://, abfs:// or sftp://",
+        )
 
 
 def _segment_row(segments: "Segments", connection: "psycopg.Connection[Any]", segment: "Segment") -> dict[str, Any]:

@@ -7,6 +7,7 @@ stack is up.
 import importlib
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -16,33 +17,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli.options import Json
+from harvest_lib.cli.confirmation import Yes, ask, require_answer
+from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
 from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.usage import require_choice
 from harvest_lib.errors import FOUND_EXIT_CODE, StackError, install_hint
 
 if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
     from harvest_lib.local_stack.stack import Stack
 
-app = typer.Typer(rich_markup_mode="rich")
-
+_DATA = re.compile("postgres-|kafka-")
 _FOLLOW_SECONDS = 0.2
 _BAR, _BAR_SECONDS, _LINE_SECONDS = 30, 0.1, 5.0
 _MEBIBYTE = 1024 * 1024
 
 
-@app.command(
-    epilog="Example: harvest up · harvest up --secure · harvest up --brokers 3 --fresh",
-)
 def up(
     *,
-    brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
-    postgres: Annotated[str, typer.Option(help="Version of Postgres: 18 or 16.")] = "18",
-    kafka: Annotated[str, typer.Option(help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    brokers: Annotated[int, typer.Option(metavar="1|3", help="Kafka brokers: 1 or 3.")] = 1,
+    postgres: Annotated[PostgresVersion, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
+    kafka: Annotated[
+        KafkaVersion, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")
+    ] = "4.3.1",
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
+    yes: Yes = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop the stack at Ctrl-C.")
     ] = False,
@@ -58,7 +60,17 @@ def up(
     instead. With --secure, clients need TLS and explicit grants. A secure stack
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
+
+    Examples:
+
+      harvest up
+
+      harvest up --secure
+
+      harvest up --brokers 3 --fresh --yes
     """
+    require_choice(brokers, "--brokers", BROKERS)
+    confirm_fresh(fresh=fresh, yes=yes)
     supervisor, state = local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
     if local_stack("description").running(state) is None:
@@ -73,9 +85,13 @@ def up(
         show(description, "already running" if already else "up", as_json=as_json)
 
 
-@app.command(epilog="Example: harvest down")
 def down(*, as_json: Json = False) -> None:
-    """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
+    """Stop the stack and wait until it has stopped. The data stays.
+
+    Exits with 0 if nothing was running, and with 7 if the stack does not stop.
+
+    Example:  harvest down
+    """
     ended = local_stack("supervisor").down(state_folder())
     if as_json:
         typer.echo(json_text({"ended": ended}))
@@ -83,9 +99,15 @@ def down(*, as_json: Json = False) -> None:
         typer.echo("down" if ended else "nothing was running")
 
 
-@app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
-    """Show the servers of the stack. Exits with 13 if no stack is running."""
+    """Show the servers of the stack. Exits with 13 if no stack is running.
+
+    Examples:
+
+      harvest ps
+
+      harvest ps --json
+    """
     description = local_stack("description").running(state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
@@ -93,16 +115,29 @@ def ps(*, as_json: Json = False) -> None:
     _show_servers(description, as_json=as_json)
 
 
-@app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
     server: Annotated[
-        str, typer.Argument(help="postgres, kafka, another server of `harvest ps`, or supervisor; default: all.")
+        str,
+        typer.Argument(
+            metavar="SERVER", help="postgres, kafka, another server of `harvest ps`, or supervisor; default: all."
+        ),
     ] = "",
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, metavar="N", help="Number of lines from the end of each log.")
+    ] = 20,
 ) -> None:
-    """Show the logs of the servers, including stopped servers. Exits with 7 if there is no such log."""
+    """Show the logs of the servers, including stopped servers. Exits with 7 if there is no such log.
+
+    Examples:
+
+      harvest logs
+
+      harvest logs kafka -n 100
+
+      harvest logs postgres -f
+    """
     files = sorted((state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(
@@ -163,6 +198,14 @@ def _exports(description: "Description") -> str:
     """Return the lines by which a shell names these servers, with the password."""
     names = {"HARVEST_DSN": description.dsn, "HARVEST_BOOTSTRAP_SERVERS": description.bootstrap_servers}
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in names.items())
+
+
+def confirm_fresh(*, fresh: bool, yes: bool) -> None:
+    """Ask before the data of earlier runs is removed, if there is any."""
+    found = sorted(each.name for each in state_folder().glob("*-*") if each.is_dir() and _DATA.match(each.name))
+    if fresh and found:
+        require_answer(yes=yes)
+        ask(f"Remove the data of earlier runs in {state_folder()}: {', '.join(found)}?", yes=yes)
 
 
 def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, names_as_given, open_outbox
+from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
+from harvest_lib.cli.move import move
+from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_of, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
-from harvest_lib.errors import ConfigError
+from harvest_lib.cli.usage import require_duration, require_position, require_subscription, require_topics
 
 if TYPE_CHECKING:
     from harvest_lib.config import HarvestConfig
@@ -67,10 +69,14 @@ def add(
         typer.Option("--keys", metavar="REGEX", help="Only keys that match this regular expression of Postgres."),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option("--shards", min=1, max=1000, help="Number of shards. Default: the configuration's.")
+        int | None,
+        typer.Option("--shards", min=1, max=1000, metavar="N", help="Number of shards. Default: the configuration's."),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="snapshot or transaction_id. Default: the configuration's.")
+        ReadingSource | None,
+        typer.Option(
+            metavar="snapshot|transaction_id", help="snapshot or transaction_id. Default: the configuration's."
+        ),
     ] = None,
 ) -> None:
     """Add a subscription. This is needed only for a filter: a harvester adds its own subscription, starting at
@@ -85,10 +91,13 @@ def add(
 
       harvest subscriptions add eu -f harvest.yaml --topic orders --topic refunds --keys '^eu-'
     """
+    require_subscription(name)
+    require_position(start, "--from", "beginning", "now")
+    topics = names_of(topic) or None
+    require_topics(topics or (), "--topic")
     with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
-        topics = names_as_given(topic) or None
         moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topics, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
     _show_warnings(moved)
@@ -99,6 +108,8 @@ def remove(
     name: _Name,
     config: ConfigFile = None,
     force: Annotated[bool, typer.Option("--force", help="Remove it even if a harvester is using it.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Remove a subscription. Records that it has not delivered are no longer kept for it.
 
@@ -109,21 +120,26 @@ def remove(
     Examples:
 
       harvest subscriptions remove audit -f harvest.yaml
-    """
-    from harvest_lib.cli.shards import lag_text
 
+      harvest subscriptions remove audit -f harvest.yaml --yes
+    """
+    require_subscription(name)
+    require_answer(yes=yes or dry_run)
     with _open_subscriptions(config) as (subscriptions, _):
-        lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
+        lag = _lag(subscriptions, name)
+        if dry_run:
+            typer.echo(f"would remove: {name}, with {lag} not delivered")
+            return
+        ask(f"Remove {name}, with {lag} not delivered?", yes=yes)
         removed = subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    lag = lag_text(sum(each.records for each in lags), is_estimate=any(each.is_estimate for each in lags))
     typer.echo(f"removed: {name}, with {lag} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
         typer.echo("no subscription is left; retention drops nothing until there is one")
     if any(each.checkpoint is None or each.checkpoint.kept_in == "kafka" for each in removed):
-        typer.echo(f"its checkpoint in Kafka stays; to harvest it again: harvest subscriptions add {name} --from …")
+        typer.echo(f"its checkpoint in Kafka stays; to harvest it again: harvest subscriptions add {name} --from ...")
 
 
 @app.command()
@@ -131,13 +147,18 @@ def rewind(
     name: _Name,
     to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="The new position.")],
     config: ConfigFile = None,
-    source: Annotated[str | None, typer.Option(help="Convert its positions to snapshot or transaction_id.")] = None,
+    source: Annotated[
+        ReadingSource | None,
+        typer.Option(metavar="snapshot|transaction_id", help="Convert its positions to snapshot or transaction_id."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
     A running harvester adopts the position within about a second. `now` skips the
-    backlog. A SNAPSHOT is a low watermark from `list`, with or without its
-    server (`@…`). `mirror` is the checkpoint in Postgres: use it if the
+    backlog, so it asks first. A SNAPSHOT is a low watermark from `list`, with or without its
+    server (`@...`). `mirror` is the checkpoint in Postgres: use it if the
     checkpoint topic was lost. Records delivered shortly before that may be
     delivered again.
 
@@ -145,86 +166,40 @@ def rewind(
 
       harvest subscriptions rewind audit -f harvest.yaml --to beginning
 
+      harvest subscriptions rewind audit -f harvest.yaml --to now --dry-run
+
       harvest subscriptions rewind audit -f harvest.yaml --to 7071:7075:7071
 
       harvest subscriptions rewind audit -f harvest.yaml --to mirror --source transaction_id
     """
+    require_subscription(name)
+    require_position(to, "--to", "beginning", "now", "mirror")
+    require_answer(yes=yes or dry_run or to != "now")
     with _open_subscriptions(config) as (subscriptions, _):
+        if to == "now" or dry_run:
+            lag = _lag(subscriptions, name)
+        if dry_run:
+            typer.echo(f"would rewind: {name}, with {lag} not delivered, to {to}")
+            return
+        if to == "now":
+            ask(f"Skip {lag} that {name} has not delivered?", yes=yes)
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
     _show_warnings(moved)
 
 
-@app.command()
-def move(
-    config: ConfigFile = None,
-    last_id: Annotated[
-        int | None,
-        typer.Option("--last-id", help="The last id of the old server, if the rows do not show it."),
-    ] = None,
-    from_mirror: Annotated[
-        bool,
-        typer.Option(
-            "--from-mirror", help="Use the checkpoint in Postgres, not in Kafka. The last records are repeated."
-        ),
-    ] = False,
-) -> None:
-    """Continue all subscriptions on this server after the outbox was moved to it.
-
-    Use it after dump and restore, pg_upgrade or logical replication. Stop the
-    harvesters first; writers may write to this server. Copied records that were not
-    delivered come before records written here. Records that the last checkpoint has
-    passed are not repeated. Run it as the owner of the tables. All copied rows get
-    new transaction ids, in a single transaction.
-
-    Examples:
-
-      harvest subscriptions move -f harvest.yaml
-
-      harvest subscriptions move -f harvest.yaml --last-id 48211
-    """
-    from harvest_lib.harvester.assembly.factory import make_selection
-    from harvest_lib.outbox import OutboxTable, create_beside
-    from harvest_lib.postgres.database import connect
-    from harvest_lib.subscriptions.admin import Subscriptions
-    from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
-
-    harvest = configuration(config).harvest
-    if harvest.columns is not None:
-        raise ConfigError(
-            "a table with mapped columns cannot be moved",
-            field="columns",
-            next_step="start its subscriptions again: `harvest subscriptions rewind NAME --to beginning|now`",
-        )
-    with connect(harvest.data_source.conninfo()) as connection:
-        outbox = OutboxTable.parse(harvest.outbox_table).placed(connection)
-        create_beside(connection, outbox)
-        subscriptions = Subscriptions(connection, outbox, make_selection(harvest, outbox))
-        moved = Moving(subscriptions, kafka_checkpoints(harvest), from_mirror=from_mirror).run(last_id=last_id)
-    if moved is None:
-        typer.echo("nothing to move: every subscription belongs to this server")
-        return
-    typer.echo(f"moved: from server {moved.from_system} to {moved.to_system}")
-    if moved.origin.is_upgraded:
-        typer.echo("transactions keep their numbers (pg_upgrade): every subscription continues at its position")
-        return
-    last = f", up to id {moved.origin.last_id}" if moved.origin.last_id is not None else ""
-    typer.echo(f"{moved.origin.rows:,} records were copied{last}")
-    for name, waiting in moved.waiting.items():
-        typer.echo(f"{name}: {waiting:,} of them are still to be delivered")
-    typer.echo(
-        "unknown here: records that the old server's harvesters delivered after the last checkpoint, and records "
-        "written there after the copy"
-    )
+app.command()(move)
 
 
 @app.command()
 def reshard(
     name: _Name,
-    shards: Annotated[int, typer.Option(min=1, max=1000, help="Number of shards over which keys are hashed.")],
+    shards: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Number of shards over which keys are hashed.")
+    ],
     config: ConfigFile = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the old shards.")] = 60.0,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the old shards.")] = "60s",
 ) -> None:
     """Change the number of shards. Each key keeps its order; no record is skipped or repeated.
 
@@ -238,9 +213,11 @@ def reshard(
     """
     from harvest_lib.subscriptions.resharding import Resharding
 
+    require_subscription(name)
+    seconds = require_duration(timeout, "--timeout")
     with _open_subscriptions(config) as (subscriptions, _):
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
-        done = resharding.run(timeout)
+        done = resharding.run(seconds)
     if done.before == done.after:
         typer.echo(f"{name} already has {shards} shards; shards that had an end continue")
     else:
@@ -278,6 +255,14 @@ def _open_subscriptions(config: Path | None) -> "Iterator[tuple[Subscriptions, H
             outbox.check_native(connection)
         create_beside(connection, outbox)
         yield Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox)), harvest
+
+
+def _lag(subscriptions: "Subscriptions", name: str) -> str:
+    """Return how many records all shards of a subscription have not delivered, as text."""
+    from harvest_lib.cli.shards import lag_text
+
+    lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
+    return lag_text(sum(each.records for each in lags), is_estimate=any(each.is_estimate for each in lags))
 
 
 def _show_warnings(moved: "Moved") -> None:

@@ -10,7 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 from math import isfinite
 from typing import Any
 
-from harvest_lib.errors import OutputLost
+import typer
+
+from harvest_lib.errors import HarvestError, OutputLost
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -93,6 +95,12 @@ def _drop_output() -> None:
     """Redirect standard output to the null device. Buffered output, which Python flushes when the process ends, is
     dropped too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def report(error: HarvestError) -> None:
+    """Print an error to standard error: the cause, the evidence and the next step."""
+    first, *rest = (printable(line) for line in str(error).split("\n"))
+    typer.echo("\n".join([f"{typer.style('error:', fg=typer.colors.RED)} {first}", *rest]), err=True)
 
 
 def watched() -> bool:

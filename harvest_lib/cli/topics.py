@@ -5,19 +5,16 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli.options import ConfigFile, names_of
+from harvest_lib.cli.parsing import group
+from harvest_lib.cli.usage import Misuse
 from harvest_lib.errors import ConfigError
 
-app = typer.Typer(name="topics", help="Create topics in Kafka.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    pass
+app = group("topics", "Create topics in Kafka.")
 
 
 @app.command()
 def create(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names, with spaces or commas between them.")],
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names, with spaces or commas between them.")],
     *,
     config: ConfigFile = None,
     partitions: Annotated[
@@ -43,7 +40,7 @@ def create(
     given = dict(_setting(each) for each in settings or ())
     topics = names_of(names)
     if not topics:
-        raise typer.BadParameter("name at least one topic", param_hint="TOPIC...")
+        raise Misuse("no topic is named", next_step="write: harvest topics create TOPIC")
 
     from harvest_lib.cli.options import configuration
     from harvest_lib.kafka_topics import create_topic
@@ -68,5 +65,5 @@ def create(
 def _setting(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator):
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+        raise Misuse(f"--set {text!r} is not NAME=VALUE", next_step="write it like --set retention.ms=604800000")
     return name, value

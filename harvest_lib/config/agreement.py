@@ -23,13 +23,12 @@ def _election_problems(config: "HarvestConfig") -> Iterator[Problem]:
     if not config.leader_group_id.strip():
         yield Problem(
             path=("leader_group_id",),
-            message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
-            "then two programs of the same name share an election by accident, and a renamed program leaves its pool",
-            remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
-            "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
+            message="is missing: processes with the same name form a pool, which elects its leader",
+            remedy="name the pool, for example `leaderGroupID: shop` in a file, or HARVEST_LEADER_GROUP_ID=shop; a "
+            "process that is alone may have `leadership: solo`",
         )
     elif not is_legal_topic(config.leader_topic):
-        remedy = "set `leaderTopic` to a legal topic"
+        remedy = "name the pool by a-z, A-Z, 0-9, `.`, `_` and `-` alone, or set `leaderTopic` to a legal topic"
         yield Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)
 
 

@@ -23,7 +23,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _TERM = re.compile(f"({_NUMBER})(" + "|".join(sorted(_SECONDS_PER_UNIT, key=len, reverse=True)) + ")")
 _LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9  # the maximum of Go's Duration
 
-BARE_NUMBER = "is a number without a unit, which goharvest would read as nanoseconds"
+BARE_NUMBER = "is a number without a unit"
 SPELLING = "write a number with its unit, for example `500ms`, `5s` or `1m30s`"
 
 
@@ -41,7 +41,7 @@ def parse_duration(text: str) -> float:
         raise ValueError("is not a duration")
     total = sum((Decimal(number) * _SECONDS_PER_UNIT[unit] for number, unit in _TERM.findall(unsigned)), Decimal(0))
     if total > _LONGEST_SECONDS:
-        raise ValueError("is longer than any duration goharvest can hold (292 years)")
+        raise ValueError("is longer than 292 years")
     return float(-total if text[0] == "-" else total)
 
 

@@ -10,17 +10,20 @@ A variable is `HARVEST_` and the field's Python name in capitals. Two underscore
     HARVEST_BOOTSTRAP_SERVERS=kafka:9092             into the base Kafka config
     HARVEST_DATA_SOURCE=host=db dbname=shop          or HARVEST_DSN
 
-An empty variable counts as not set. A variable that names no field is ignored, because other programs and the command
-line use variables with this prefix too; but an unknown name after `HARVEST_LIMITS__` is an error.
+An empty variable counts as not set. A variable that names no field is ignored here, because other programs use
+variables with this prefix too; but an unknown name after `HARVEST_LIMITS__` is an error. `harvest run` refuses, and
+`harvest check` reports, what `unknown_variables` returns.
 """
 
+import difflib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from harvest_lib.config.kafka_settings import canonical
 from harvest_lib.config.limits import Limits
-from harvest_lib.config.problems import Place
+from harvest_lib.config.problems import Place, Problem
 from harvest_lib.config.spelling import goharvest_names
 from harvest_lib.errors import ConfigError
 
@@ -30,6 +33,21 @@ _SHORT: dict[str, Place] = {
     PREFIX + "BOOTSTRAP_SERVERS": ("base_kafka_config", "bootstrap.servers"),
     PREFIX + "DSN": ("data_source",),
 }
+_NO_SETTINGS = frozenset(
+    {
+        *("HARVEST_ALIVE_FILE", "HARVEST_CONFIG", "HARVEST_IMPL", "HARVEST_LISTEN"),  # commands and the hand-over
+        *("HARVEST_AUDIT", "HARVEST_CACHE", "HARVEST_HOME"),  # the clone and the local stack
+        *("HARVEST_KAFKA_SETTINGS", "HARVEST_SPARK_JARS"),  # the examples, Spark
+        *("HARVEST_DAGSTER_JOB", "HARVEST_ORDERS_DATABASE", "HARVEST_ORDERS_HOST"),  # the DAGs of `airflow_dags`
+        *("HARVEST_SMOKE_TOPIC", "HARVEST_TOPIC"),
+        *("HARVEST_PIPES_STDERR", "HARVEST_PIPES_SUCCESS_CODES"),  # Dagster's runs
+    }
+)
+"""Variables of this project that are not settings of a harvester."""
+_OF_KUBERNETES = re.compile(
+    r"HARVEST_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables that Kubernetes sets in each pod for a service whose name begins with `harvest`."""
 _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits", "columns")
 
 
@@ -62,6 +80,25 @@ def environment_values(environ: Mapping[str, str], fields: Collection[str]) -> t
             values[field] = _plain(field, text)
         variables[path] = variable
     return values, variables
+
+
+def unknown_variables(environ: Mapping[str, str], fields: Collection[str]) -> list[Problem]:
+    """Return a problem for each variable `HARVEST_...` that is neither a setting nor another variable of this
+    project."""
+    settings = {PREFIX + name.upper() for name in fields} | _SHORT.keys()
+    return [
+        Problem(path=(variable,), message="is not a setting", remedy=_remedy(variable, settings | _NO_SETTINGS))
+        for variable, text in sorted(environ.items())
+        if variable.startswith(PREFIX) and text and not _path(variable, fields)
+        if variable not in _NO_SETTINGS and not _OF_KUBERNETES.fullmatch(variable)
+    ]
+
+
+def _remedy(variable: str, known: Collection[str]) -> str:
+    names = {name.removeprefix(PREFIX).replace("_", ""): name for name in known}
+    near = difflib.get_close_matches(variable.removeprefix(PREFIX).replace("_", "").upper(), names, n=1)
+    wrong = f"unset {variable}, or give it a name without {PREFIX}"
+    return f"did you mean {names[near[0]]}? If not, {wrong}" if near else wrong
 
 
 def _path(variable: str, fields: Collection[str]) -> Place:

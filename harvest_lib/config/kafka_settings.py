@@ -180,7 +180,7 @@ def _check(name: object, value: object) -> Iterator[Problem]:
     if complaint := unsendable(name) or (unsendable(value) if isinstance(value, str) else ""):
         yield Problem(path=(name,), message=complaint, remedy="remove it")
     elif name.startswith("go."):
-        remedy = "remove it: it steers confluent-kafka-go, goharvest's client, and means nothing to librdkafka itself"
+        remedy = "remove it: settings of confluent-kafka-go mean nothing to librdkafka"
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
     elif value is None:
         yield Problem(path=(name,), message="has no value", remedy="write a value, or remove it")

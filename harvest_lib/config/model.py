@@ -244,7 +244,7 @@ class HarvestConfig(Settings):
             raise custom_error(
                 "is internal to Kafka: brokers refuse what clients write there",
                 "remove it, so that the pool gets a topic of its own (the default), or name one of its own; "
-                "every process of the pool has to name the same, goharvest's too",
+                "every process of the pool has to name the same",
             )
         return topic
 

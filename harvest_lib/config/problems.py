@@ -27,6 +27,7 @@ _RANGES = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
     "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
 }
 _A_MAPPING = ("must be a mapping of settings", "write its settings as indented `key: value` lines")
 _WRONG_TYPES = {
@@ -36,6 +37,15 @@ _WRONG_TYPES = {
     "model": _A_MAPPING,
     "dict": _A_MAPPING,
 }
+_OTHERS = {
+    "missing": ("is missing", "add it"),
+    "string_too_short": ("is empty", "write a name, or remove it for the default"),
+    "string_pattern_mismatch": ("has characters that are not allowed, or is too long", "write a shorter, plain name"),
+    "path_type": ("must be a path", "write text, in quotes if it looks like something else"),
+    "float_type": ("must be a number", "write a number"),
+    "float_parsing": ("must be a number", "write a number"),
+}
+"""Wordings of further errors by the whole name of pydantic's kind."""
 _LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type", "sequence_str")
 
 
@@ -158,12 +168,12 @@ def problems_of(error: ValidationError) -> list[Problem]:
         kind, context = each["type"], each.get("ctx", {})
         if kind == "default_factory_not_called":
             continue  # the consequence of another problem in the same list
-        message, remedy = _wording(kind, context, each["msg"], path[-1] if path else "")
+        message, remedy = _wording(kind, context, path[-1] if path else "")
         found.append(Problem(path=path, message=message, remedy=remedy))
     return found
 
 
-def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, name: str) -> tuple[str, str]:
+def _wording(kind: str, context: Mapping[str, Any], name: str) -> tuple[str, str]:
     if kind == _OURS:
         return context["message"], context["remedy"]
     if kind in _LISTS or (kind, context.get("class")) == ("is_instance_of", "Sequence"):
@@ -176,4 +186,8 @@ def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, name:
         return "is not a setting", "remove it, or correct its name"
     if kind == "literal_error":
         return f"must be {context['expected']}", "choose one of them"
-    return _WRONG_TYPES.get(kind.partition("_")[0], (f"is not valid: {pydantic_message}", "correct it"))
+    if kind in _OTHERS:
+        return _OTHERS[kind]
+    if kind == "value_error":
+        return f"is not valid: {context['error']}", "correct it"
+    return _WRONG_TYPES.get(kind.partition("_")[0], ("is not valid", "correct it: docs/configuration.md has its form"))

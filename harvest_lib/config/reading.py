@@ -3,7 +3,9 @@
 import os
 from typing import Any
 
+from harvest_lib.config.environment import unknown_variables
 from harvest_lib.config.model import HarvestConfig
+from harvest_lib.config.problems import Origins, config_error
 from harvest_lib.config.yaml_file import ReaperFile, load
 
 _POOL = ("leader_group_id", "leaderGroupID")
@@ -26,3 +28,9 @@ def configured(*, elects: bool = False, **arguments: Any) -> HarvestConfig:
     if elects or "HARVEST_LEADER_GROUP_ID" in os.environ or any(name in arguments for name in _POOL):
         return HarvestConfig(**arguments)
     return HarvestConfig(**{**arguments, "leadership": "solo"})
+
+
+def refuse_unknown_variables() -> None:
+    """Raise ConfigError if the environment has variables `HARVEST_...` that mean nothing to this project."""
+    if problems := unknown_variables(os.environ, HarvestConfig.model_fields):
+        raise config_error(problems, Origins(file="the environment"))

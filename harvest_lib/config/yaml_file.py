@@ -51,11 +51,16 @@ def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments:
 
     Raises ConfigError with all problems; its `source`, `line` and `field` belong to the first problem.
     """
+    contents, level = read(path)
+    return ReaperFile(harvest=HarvestConfig(contents, _file_first=file_first, **arguments), logging_level=level)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[FileContents, str]:
+    """Return the unchecked contents of a file, and the level of its `logging:` section."""
     reader = _Reader(Path(path), needed="`leaderGroupID`")
     values = reader.harvest()
     contents = FileContents(path=str(path), values=values, lines=reader.lines, problems=reader.problems)
-    config = HarvestConfig(contents, _file_first=file_first, **arguments)
-    return ReaperFile(harvest=config, logging_level=reader.logging_level)
+    return contents, reader.logging_level
 
 
 class _Reader(YamlReader):
@@ -88,7 +93,7 @@ class _Reader(YamlReader):
             elif value.tag == NULL:
                 continue
             elif level is not None:
-                self.logging_level = level
+                self.logging_level, self.lines["logging", "level"] = level, line_of(value)
             else:
                 remedy = f"choose one of {NAMED_LEVELS}"
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)

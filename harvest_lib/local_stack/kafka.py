@@ -72,9 +72,9 @@ class KafkaCluster:
         `optimized` a broker uses less CPU in its first minutes, and more later.
         """
         if version not in VERSIONS:
-            raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
+            raise StackError(f"Kafka {version} is not supported", next_step=f"choose one of {', '.join(VERSIONS)}")
         if brokers not in (1, 3):
-            raise StackError(f"a cluster of {brokers} brokers is not to be had", next_step="choose 1 or 3 brokers")
+            raise StackError(f"a cluster of {brokers} brokers is not supported", next_step="choose 1 or 3 brokers")
         self.version = version
         self.brokers = [
             ServerProcess(

@@ -59,9 +59,7 @@ class PostgresServer:
         """Only set the parameters. Nothing is written or started yet. Without `durable` (for tests) a crash of the
         machine may lose commits, and passwords are hashed once. With `tls` only connections with TLS are accepted."""
         if version not in VERSIONS:
-            raise StackError(
-                f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
-            )
+            raise StackError(f"Postgres {version} is not supported", next_step=f"choose one of {', '.join(VERSIONS)}")
         self.version = version
         self.port = 0
         name = f"postgres-{version}{'-secure' if tls else ''}"

@@ -133,7 +133,7 @@ def implementation() -> Implementation:
     except (OSError, AttributeError, ImportError, _Unfit) as error:
         if wanted:
             raise ConfigError(
-                f"{VARIABLE}=native cannot be had here: {error}",
+                f"{VARIABLE}=native is not available here: {error}",
                 next_step="install a C compiler, then the package again from its source; or unset the variable",
             ) from error
         return Implementation(name="python", reason=str(error))

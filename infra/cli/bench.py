@@ -5,16 +5,19 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli.usage import Misuse
 from harvest_lib.errors import HarvestError
 
 
 def bench(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this scenario; may be repeated. Default: all of the harvester's."),
+        typer.Option(
+            metavar="SCENARIO", help="Run only this scenario; may be repeated. Default: all of the harvester's."
+        ),
     ] = None,
-    records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, alternating.")] = 3,
+    records: Annotated[int, typer.Option(min=1_000, metavar="N", help="Records per drain.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Measurements of each kind, alternating.")] = 3,
 ) -> None:
     """Measure throughput, failover and idle cost on a local stack (source checkout only).
 
@@ -47,6 +50,5 @@ def bench(
         ) from error
     unknown = sorted(set(only or ()) - scenarios.keys())
     if unknown:
-        message = f"unknown: {', '.join(unknown)}; there are {', '.join(scenarios)}"
-        raise typer.BadParameter(message, param_hint="--only")
+        raise Misuse(f"--only: unknown: {', '.join(unknown)}", next_step=f"choose of {', '.join(scenarios)}")
     run(only or (), records=records, rounds=rounds)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harvest_lib.cli.options import BROKERS
+from harvest_lib.cli.usage import Misuse, require_choice, require_duration
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError, NothingChecked
 
 _LONGEST_FINDINGS = 10
@@ -52,30 +54,53 @@ class Impl(StrEnum):
 
 
 def chaos(
-    duration: Annotated[str, typer.Option(help="How long to inject faults, over all modes: 180s, 30m.")] = "180s",
-    faults: Annotated[str, typer.Option(help="Only these faults, separated by commas. [default: all]")] = "",
+    duration: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to inject faults, over all modes: 180s, 30m.")
+    ] = "180s",
+    faults: Annotated[
+        str, typer.Option(metavar="NAMES", help="Only these faults, with commas between them. Default: all.")
+    ] = "",
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Seed for order and duration of faults; each further run takes the next."),
+        typer.Option(
+            min=0, metavar="N", help="Seed for order and duration of faults; each further run takes the next."
+        ),
     ] = 0,
-    mode: Annotated[Modes, typer.Option(help="Mode: the source and the delivery.")] = Modes.SNAPSHOT_TRANSACTIONAL,
+    mode: Annotated[
+        Modes, typer.Option(metavar="SOURCE/DELIVERY", help="Mode: the source and the delivery.")
+    ] = Modes.SNAPSHOT_TRANSACTIONAL,
     impl: Annotated[
-        Impl, typer.Option("--impl", help="What hands records over; with both, each mode has half of its time by each.")
+        Impl,
+        typer.Option(
+            "--impl",
+            metavar="both|native|python",
+            help="What hands records over; with both, each mode has half of its time by each.",
+        ),
     ] = Impl.BOTH,
     election: Annotated[
-        Election, typer.Option(help="Leadership of the pool; auto is the choice of a configuration without it.")
+        Election,
+        typer.Option(
+            metavar="auto|neli|postgres",
+            help="Leadership of the pool; auto is the choice of a configuration without it.",
+        ),
     ] = Election.AUTO,
-    brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
-    rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
+    brokers: Annotated[int, typer.Option(metavar="1|3", help="1 or 3 (min.insync.replicas 2).")] = 3,
+    rate: Annotated[float, typer.Option(min=1, metavar="N", help="Records written per second.")] = 300.0,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate servers, time and randomness instead, seed by seed.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="With --simulate: number of seeds, starting at --seed.")] = 1_000,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --simulate: number of seeds, starting at --seed.")
+    ] = 1_000,
     require_all: Annotated[
         bool, typer.Option("--require-all", envvar="CI", help="Fail if the machine lacks a requirement of a fault.")
     ] = False,
-    histories: Annotated[Path | None, typer.Option(help="Folder for histories. [default: .harvest/chaos]")] = None,
-    table: Annotated[Path | None, typer.Option(help="Write the table of faults to this Markdown file.")] = None,
+    histories: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for histories. Default: .harvest/chaos.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table of faults to this Markdown file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Run fault-injection tests (source checkout only).
@@ -107,19 +132,15 @@ def chaos(
     if simulate:
         _simulate(seed, seeds, histories, as_json=as_json)
         return
-    from harvest_lib.config.durations import parse_duration
-
-    try:
-        seconds = parse_duration(duration)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--duration") from error
+    seconds = require_duration(duration, "--duration")
+    require_choice(brokers, "--brokers", BROKERS)
     known, names = _part("infra.chaos.faults").FAULTS, [each for each in faults.split(",") if each]
     if unknown := sorted(set(names) - known.keys()):
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}", param_hint="--faults")
-    if brokers not in {1, 3}:
-        raise typer.BadParameter("1 or 3", param_hint="--brokers")
+        raise Misuse(f"--faults: unknown: {', '.join(unknown)}", next_step=f"choose of {', '.join(known)}")
     if unfit := [name for name in names if known[name].brokers > brokers]:
-        raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
+        raise Misuse(
+            f"--faults: with 3 brokers only: {', '.join(unfit)}", next_step="add --brokers 3, or leave them out"
+        )
     _require_all(names, brokers, require_all=require_all)
     report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").SystemMode
     modes = [
@@ -130,7 +151,9 @@ def chaos(
         for name in _implementations(impl)
     ]
     if idle := [name for name in names if not any(map(known[name].fits, modes))]:
-        raise typer.BadParameter(f"not in this mode: {', '.join(idle)}", param_hint="--faults")
+        raise Misuse(
+            f"--faults: not in this mode: {', '.join(idle)}", next_step="name another --mode, or leave them out"
+        )
     # A run in which none of the faults can be injected would prove nothing.
     modes = [each for each in modes if any(known[name].fits(each) for name in names or known)]
     schedule = _part("infra.chaos.schedule").Schedule(
@@ -170,9 +193,13 @@ def _implementations(impl: Impl) -> list[str]:
     try:
         found = implementation().name
     except HarvestError as error:
-        raise typer.BadParameter(str(error), param_hint="HARVEST_IMPL") from error
+        raise Misuse(f"HARVEST_IMPL: {error.cause}", evidence=error.evidence, next_step=error.next_step) from error
     if impl is Impl.NATIVE and found != "native":
-        raise typer.BadParameter(f"cannot be had here: {implementation().reason}", param_hint="--impl")
+        raise Misuse(
+            "--impl native is not available here",
+            evidence=implementation().reason,
+            next_step="leave --impl out, or choose python",
+        )
     return ["native", "python"] if found == "native" and impl is Impl.BOTH else [found]
 
 
@@ -182,7 +209,7 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
     missing = _part("infra.chaos.faults").missing(brokers)
     if asked := {name: missing[name] for name in names if name in missing}:
         said = "; ".join(f"{name}: {sentence}" for name, sentence in asked.items())
-        raise typer.BadParameter(said, param_hint="--faults")
+        raise Misuse(f"--faults: this machine cannot inject {said}", next_step="run `make machine`, or leave them out")
     if require_all and missing and not names:
         raise HarvestError(
             f"this machine lacks what {len(missing)} faults need",

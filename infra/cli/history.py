@@ -26,10 +26,12 @@ def history(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILES", exists=True, dir_okay=False, readable=True, help="JSON lines, one file per process."
+            metavar="FILE", exists=True, dir_okay=False, readable=True, help="JSON lines, one file per process."
         ),
     ],
-    promise: Annotated[PromiseName, typer.Option(help="The guarantee of the delivery.")],
+    promise: Annotated[
+        PromiseName, typer.Option(metavar="at_least_once|transactional", help="The guarantee of the delivery.")
+    ],
     barrier: Annotated[
         bool,
         typer.Option("--barrier/--pipelined", help="With at_least_once: one record of a key in flight, or any number."),

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from harvest_lib.cli import stack
-from harvest_lib.cli.options import Json
+from harvest_lib.cli.confirmation import Yes
+from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
+from harvest_lib.cli.usage import require_choice
 
 
 def platform(
     *,
     definitions: Annotated[
-        str, typer.Option(help="The module whose definitions Dagster serves.")
+        str, typer.Option(metavar="MODULE", help="The module whose definitions Dagster serves.")
     ] = "dagster_harvest.example_flights.definitions",
     dags: Annotated[
         Path | None, typer.Option(help="The folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER")
@@ -20,10 +22,13 @@ def platform(
     observe: Annotated[
         bool, typer.Option("--observe", help="Start a Prometheus with our alert rules as well.")
     ] = False,
-    brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
-    postgres: Annotated[str, typer.Option(help="Version of Postgres: 18 or 16.")] = "18",
-    kafka: Annotated[str, typer.Option(help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    brokers: Annotated[int, typer.Option(metavar="1|3", help="Kafka brokers: 1 or 3.")] = 1,
+    postgres: Annotated[PostgresVersion, typer.Option(metavar="18|16", help="Version of Postgres: 18 or 16.")] = "18",
+    kafka: Annotated[
+        KafkaVersion, typer.Option(metavar="4.3.1|3.9.1", help="Version of Kafka: 4.3.1 or 3.9.1.")
+    ] = "4.3.1",
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
+    yes: Yes = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop everything at Ctrl-C.")
     ] = False,
@@ -44,6 +49,8 @@ def platform(
 
       harvest platform --observe
     """
+    require_choice(brokers, "--brokers", BROKERS)
+    stack.confirm_fresh(fresh=fresh, yes=yes)
     state = stack.state_folder()
     from infra.platform.airflow import checked_dags
     from infra.platform.up import make_stack, up

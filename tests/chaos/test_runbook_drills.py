@@ -166,7 +166,7 @@ def forgotten_subscription(drill):
     with psycopg.connect(drill.system.dsn, autocommit=True) as connection:
 
         def is_closed():
-            harvest("segments", "drop", "-f", config)  # none is old enough, and what is full is closed
+            harvest("segments", "drop", "--yes", "-f", config)  # none is old enough, and what is full is closed
             aged = "UPDATE outbox_segments SET closed_at = closed_at - interval '2 days' WHERE closed_at IS NOT NULL"
             return connection.execute(aged).rowcount
 

@@ -152,7 +152,7 @@ def test_two_records_of_a_key_that_change_places_are_out_of_order(platform, data
     ids = [database.execute(INSERT, ("0", "swapped")).fetchone()[0] for _ in range(2)]
     make = stamp(uuid4())
     produce(platform, [("swapped", "{}", [(HEADER_NAME, make(each))]) for each in reversed(ids)])
-    platform.harvest("subscriptions", "rewind", "default", "--to", "now")
+    platform.harvest("subscriptions", "rewind", "default", "--to", "now", "--yes")
     assert audited(platform) == {
         "audit/flights_audit:lost",
         "audit/flights_audit:duplicates",

@@ -71,7 +71,7 @@ def full_segment(drill):
         harvest("segments", "rotate", "-f", config)
 
         def is_closed():
-            harvest("segments", "drop", "-f", config)  # none is old enough, and what is full is closed
+            harvest("segments", "drop", "--yes", "-f", config)  # none is old enough, and what is full is closed
             return connection.execute(CLOSED_LONG_AGO).rowcount
 
         eventually(is_closed, "a segment is closed")

@@ -60,7 +60,7 @@ def test_a_subscription_from_its_beginning_to_its_end(outbox, subscriptions):
     assert "gone" in text
     assert "it has no leader now" in subscriptions("rewind", "eu", "--to", "beginning")
     assert sum(each["lag_records"] for each in listed(subscriptions)) == 30
-    assert "with 30 records not delivered" in subscriptions("remove", "eu")
+    assert "with 30 records not delivered" in subscriptions("remove", "eu", "--yes")
     assert listed(subscriptions) == []
 
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_said_with_its_exit_code(outbox, harvest, reaper):
         done = harvest("subscriptions", *arguments, "-f", str(reaper))
         return done.returncode, done.stderr
 
-    code, said = refused("rewind", "nobody", "--to", "now")
+    code, said = refused("rewind", "nobody", "--to", "now", "--yes")
     assert code == 8
     assert "there is no subscription 'nobody'" in said
     code, said = refused("add", "s", "--keys", "(")
@@ -77,10 +77,10 @@ def test_what_does_not_fit_is_said_with_its_exit_code(outbox, harvest, reaper):
     assert "regular expression" in said
     for topics in ("orders,", ",", "no such"):
         code, said = refused("add", "s", "--topic", topics)
-        assert code == 3
+        assert code == 2
         assert "cannot name a topic" in said
     code, said = refused("add", "s", "--from", "tomorrow")
-    assert code == 8
+    assert code == 2
     assert refused("add", "s")[0] == 0
     outbox.connection.execute("UPDATE outbox_subscriptions SET shards = 2")
     code, said = refused("reshard", "s", "--shards", "3", "--timeout", "0")
@@ -156,7 +156,7 @@ def test_an_unreadable_checkpoint_costs_its_own_subscription_only(outbox, subscr
         assert "rewind bad --to beginning|now|SNAPSHOT" in done.stderr
     subscriptions("rewind", "good", "--to", "beginning")
     subscriptions("reshard", "good", "--shards", "2")
-    subscriptions("remove", "gone")
+    subscriptions("remove", "gone", "--yes")
     subscriptions("rewind", "bad", "--to", "beginning")
     assert not any(each["checkpoint_trouble"] for each in listed(subscriptions))
     assert outbox.harvest(subscription="bad").drain(60).records == 3
@@ -173,6 +173,6 @@ def test_a_harvester_names_its_own_unreadable_checkpoint(outbox, subscriptions, 
 
 def test_removing_says_what_stays_in_kafka(outbox, subscriptions):
     outbox.harvest(delivery="transactional").drain(60)
-    assert "harvest subscriptions add default --from" in subscriptions("remove", "default")
+    assert "harvest subscriptions add default --from" in subscriptions("remove", "default", "--yes")
     outbox.harvest().drain(60)
-    assert "Kafka" not in subscriptions("remove", "default")
+    assert "Kafka" not in subscriptions("remove", "default", "--yes")

@@ -37,7 +37,7 @@ def test_what_cannot_be_created_is_told(harvest, servers, group_id, unique):
     topic = unique("wrong")
     for arguments, code, text in (
         ((topic, "--set", "retention.ms"), 2, "is not NAME=VALUE"),
-        ((",",), 2, "name at least one topic"),
+        ((",",), 2, "no topic is named"),
         ((topic, "--set", "no.such.setting=1"), 6, "no.such.setting"),
         ((topic, "--replication-factor", "3"), 6, "replication factor"),
         (("no@topic",), 6, "no@topic"),

@@ -31,7 +31,7 @@ ROUTER = {
     "transforms.outbox.route.topic.replacement": "outbox.event.${routedByValue}",
     "transforms.outbox.table.fields.additional.placement": "type:header:eventType",
 }
-REWIND = "subscriptions rewind default --to now -f harvest.yaml"
+REWIND = "subscriptions rewind default --to now --yes -f harvest.yaml"
 TOPIC = "outbox.event.order"
 
 

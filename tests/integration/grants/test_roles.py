@@ -152,7 +152,7 @@ def test_an_operator_has_what_commands_on_subscriptions_need(admin, as_operator)
     as_operator("subscriptions", "rewind", "eu", "--to", "beginning")
     as_operator("subscriptions", "list")
     as_operator("subscriptions", "reshard", "eu", "--shards", "2")
-    as_operator("subscriptions", "remove", "eu")
+    as_operator("subscriptions", "remove", "eu", "--yes")
     as_operator("status")
 
 

@@ -265,7 +265,7 @@ def test_no_command_makes_a_native_table_in_the_place_of_another(connection, com
     for arguments in (
         ["segments", "list"],
         ["segments", "ensure"],
-        ["segments", "drop"],
+        ["segments", "drop", "--yes"],
         ["migrate"],
         ["pump", "-k", "1", "-n", "1"],
     ):

@@ -262,7 +262,7 @@ def test_a_harvester_that_may_not_read_the_segments_delivers(secured, environmen
 
 
 def test_a_harvester_leads_its_own_subscriptions_only(secured):
-    secured.prepare(SNAPSHOT, "--subscriptions", "default")
+    secured.prepare(SNAPSHOT, "--subscription", "default")
     assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0
     other = secured.config(**{**SNAPSHOT, "delivery": "barrier"}, subscription="search")
     assert "row-level security" in refused(other, DatabaseAccessDenied)
@@ -292,7 +292,7 @@ def test_a_hostile_name_is_a_name(secured, name):
     secured.make_topic()
     try:
         secured.grant(
-            "--table", name, "--writer", role, "--allow", f"{role}={secured.topic}", "--subscriptions", name, **SNAPSHOT
+            "--table", name, "--writer", role, "--allow", f"{role}={secured.topic}", "--subscription", name, **SNAPSHOT
         )
         secured.grant("--table", name, "--writer", "writer", "--harvester", role, **SNAPSHOT)
         secured.grant("--table", name, **SNAPSHOT)

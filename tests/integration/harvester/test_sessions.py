@@ -145,12 +145,12 @@ def test_the_commands_say_the_same_whatever_a_database_sets(dsn, harvest, bootst
     run("subscriptions", "add", "second", "--from", "now")
     run("subscriptions", "rewind", "second", "--to", "beginning")
     assert {each["name"] for each in read("subscriptions", "list")} == {"default", "second"}
-    run("subscriptions", "remove", "second")
+    run("subscriptions", "remove", "second", "--yes")
     assert read("park", "list") == []
     run("segments", "ensure")
     assert read("segments", "list")
     run("segments", "rotate", "--older-than", "1h")
-    run("segments", "drop")
+    run("segments", "drop", "--yes")
     report = read("audit", "--topic", topic)
     assert (report["committed"], report["delivered"], report["ok"]) == (3, 3, True)
     run("grants", "postgres", "--harvester", "h", "--writer", "w")

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from support.waiting import eventually
 from typer.testing import CliRunner, Result
 
-from harvest_lib.cli.stack import app
+from harvest_lib.cli import app
 from harvest_lib.errors import FOUND_EXIT_CODE, StackError
 from harvest_lib.local_stack import Stack, postgres
 from harvest_lib.local_stack.description import running
@@ -129,9 +129,9 @@ def test_fresh_removes_data_and_an_ended_server_comes_back(home):
     eventually(revived, "the supervisor starts its servers again")
     with psycopg.connect(found.dsn) as connection:
         assert connection.execute("SELECT to_regclass('kept') IS NOT NULL").fetchone() == (True,)
-    assert harvest("up", "--fresh").returncode == 7
+    assert harvest("up", "--fresh", "--yes").returncode == 7
     assert harvest("down").returncode == 0
-    assert harvest("up", "--fresh").returncode == 0
+    assert harvest("up", "--fresh", "--yes").returncode == 0
     found = running(home)
     assert found
     with psycopg.connect(found.dsn) as connection:

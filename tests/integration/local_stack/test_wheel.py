@@ -85,7 +85,7 @@ def test_without_a_compiler_it_is_for_every_machine_and_python_does_the_work(par
     assert f"hand-over: python ({reason})" in said().stdout
     refused = said(HARVEST_IMPL="native")
     assert refused.returncode == 3
-    assert f"HARVEST_IMPL=native cannot be had here: {reason}" in refused.stderr
+    assert f"HARVEST_IMPL=native is not available here: {reason}" in refused.stderr
 
 
 def test_it_says_its_version_and_how_an_extra_is_added(harvest, wheel):

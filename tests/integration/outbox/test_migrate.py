@@ -364,7 +364,7 @@ def test_the_command_migrates_and_prints(harvest, plain, dsn):
     done = harvest("migrate", HARVEST_DSN=dsn)
     assert done.returncode == 0, done.stderr
     assert "is already native" in done.stdout
-    assert "already native" in harvest("migrate", "--dry-run", HARVEST_DSN=dsn).stdout
+    assert "already native" in harvest("migrate", "--print", HARVEST_DSN=dsn).stdout
     missing = harvest("migrate", "--table", "absent", HARVEST_DSN=dsn)
     assert missing.returncode == 4
 

@@ -370,8 +370,10 @@ def test_the_commands(harvest, native):
 
     assert "outbox_from_10" in segments("list")
     assert "would drop: outbox_from_0" in segments("drop", "--keep", "0s", "--dry-run")
-    assert "is kept for 86400 s" in segments("drop")
-    assert segments("drop", "--keep", "0s").startswith("dropped: outbox_from_0\ndropped: outbox_from_10\nkept:")
+    assert "is kept for 86400 s" in segments("drop", "--yes")
+    assert segments("drop", "--keep", "0s", "--yes").startswith(
+        "dropped: outbox_from_0\ndropped: outbox_from_10\nkept:"
+    )
     assert "2 segments created" in segments("ensure", "--count", "3")
     assert "enough" in segments("ensure", "--count", "3")
     assert "number without a unit" in harvest("segments", "drop", "--keep", "5", HARVEST_DSN=native.dsn).stderr
@@ -398,9 +400,9 @@ def test_the_commands_take_the_times_of_the_configuration(harvest, native, tmp_p
     assert "older than 172800 s" in segments("rotate", "--due", maxSegmentAge="48h")
     assert "maxSegmentAge is 0" in segments("rotate", "--due", maxSegmentAge="0s")
     assert "rotated: outbox_from_20" in segments("rotate", "--due", maxSegmentAge="24h")
-    assert "is kept for 259200 s" in segments("drop", keepSegments="72h")
-    assert "is kept for 172800 s" in segments("drop", "--keep", "48h", keepSegments="24h")
-    assert "dropped: outbox_from_0" in segments("drop", keepSegments="24h")
+    assert "is kept for 259200 s" in segments("drop", "--yes", keepSegments="72h")
+    assert "is kept for 172800 s" in segments("drop", "--yes", "--keep", "48h", keepSegments="24h")
+    assert "dropped: outbox_from_0" in segments("drop", "--yes", keepSegments="24h")
     done = harvest("segments", "rotate", "--due", "--older-than", "1h", HARVEST_DSN=native.dsn)
     assert done.returncode == 2
     assert "maxSegmentAge" in done.stderr

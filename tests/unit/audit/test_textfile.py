@@ -4,13 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from support.metrics import METRICS
 from support.scraping import parsed
 from typer.testing import CliRunner
 
 from harvest_lib.audit.textfile import audit_metrics
-from harvest_lib.cli.audit import audit as audit_command
+from harvest_lib.cli import app
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry import catalogue
 
@@ -99,10 +98,12 @@ def test_a_folder_that_goes_meanwhile_is_named(tmp_path):
 
 
 def ask(tmp_path, file):
-    """Return the setting that the command refuses; its configuration is none."""
-    app = typer.Typer()
-    app.command()(audit_command)
-    done = CliRunner().invoke(app, ["-t", "orders", "-f", str(tmp_path / "none.yaml"), "--metrics-file", str(file)])
+    """Return the option or the setting that the command refuses; its configuration is none."""
+    done = CliRunner().invoke(
+        app, ["audit", "-t", "orders", "-f", str(tmp_path / "none.yaml"), "--metrics-file", str(file)]
+    )
+    if done.exit_code == 2:
+        return "--metrics-file" if "does not end in .prom" in done.output else done.output
     assert isinstance(done.exception, ConfigError)
     return done.exception.field
 

@@ -16,8 +16,10 @@ from harvest_lib import cli
 from harvest_lib.audit.kafka_log import Isolation
 from harvest_lib.cli import options
 from harvest_lib.config import HarvestConfig
+from harvest_lib.local_stack import kafka, postgres
 from harvest_lib.native import implementation
 from harvest_lib.outbox import native_table
+from harvest_lib.subscriptions.starting_points import SOURCES
 from infra.chaos.checker import promise
 from infra.cli.history import PromiseName
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.gate
 
 HEAVY = {
     *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
-    *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),
+    *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich"),
 }
 LIGHT_OF_OURS = {
     *("harvest_lib", "harvest_lib.errors", "harvest_lib.events"),
@@ -119,6 +121,9 @@ def test_options_repeat_what_the_library_says():
     assert options.DEFAULT_AHEAD == native_table.DEFAULT_AHEAD
     assert get_args(options.ColumnType) == get_args(native_table.ColumnType)
     assert get_args(options.Isolation) == get_args(Isolation)
+    assert get_args(options.ReadingSource) == SOURCES
+    assert {*get_args(options.PostgresVersion)} == {*postgres.VERSIONS}
+    assert {*get_args(options.KafkaVersion)} == {*kafka.VERSIONS}
     assert get_args(PromiseName) == get_args(promise.Delivery)
     sources = get_args(HarvestConfig.model_fields["source"].annotation)
     assert {*get_args(options.Source), "auto"} == {*sources}

@@ -81,10 +81,11 @@ def test_limits_in_either_spelling_or_made_already() -> None:
 
 
 @pytest.mark.parametrize("group", [None, "", "  "])
-def test_without_a_leader_group_the_error_says_what_goharvest_would_do(group: str | None) -> None:
+def test_without_a_leader_group_the_error_says_how_to_name_a_pool(group: str | None) -> None:
     error = refused(leader_group_id=group)
     assert error.field == "leader_group_id"
-    assert "`reaper`" in error.cause
+    assert "goharvest" not in str(error)
+    assert "`leaderGroupID: shop`" in error.next_step
     assert "HARVEST_LEADER_GROUP_ID" in error.next_step
 
 

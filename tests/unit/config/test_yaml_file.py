@@ -264,14 +264,14 @@ WRONG = [
     ("leaderGroupID: g\nlimits:\n  sendBuffer: yes\n", 3, "limits.sendBuffer", "whole number"),
     ("leaderGroupID: g\nlimits:\n  sendBuffer: 1.5\n", 3, "limits.sendBuffer", "whole number"),
     ("leaderGroupID: g\nlimits:\n  sendBuffer: -1\n", 3, "limits.sendBuffer", "at least 0"),
-    ("leaderGroupID: g\nlimits:\n  pollDuration: 5\n", 3, "limits.pollDuration", "nanoseconds"),
-    ("leaderGroupID: g\nlimits:\n  pollDuration: 0.5\n", 3, "limits.pollDuration", "nanoseconds"),
-    ("leaderGroupID: g\nlimits:\n  pollDuration: '5'\n", 3, "limits.pollDuration", "nanoseconds"),
+    ("leaderGroupID: g\nlimits:\n  pollDuration: 5\n", 3, "limits.pollDuration", "without a unit"),
+    ("leaderGroupID: g\nlimits:\n  pollDuration: 0.5\n", 3, "limits.pollDuration", "without a unit"),
+    ("leaderGroupID: g\nlimits:\n  pollDuration: '5'\n", 3, "limits.pollDuration", "without a unit"),
     ("leaderGroupID: g\nlimits:\n  pollDuration: 5 s\n", 3, "limits.pollDuration", "not a duration"),
     ("leaderGroupID: g\nlimits:\n  pollDuration: [5s]\n", 3, "limits.pollDuration", "not a duration"),
     ("leaderGroupID: g\nlimits:\n  pollDuration: 0\n", 3, "limits.pollDuration", "at least 1ms"),
     ("leaderGroupID: g\nlimits:\n  minPollInterval: 4s\n", 2, "limits.maxPollInterval", "less than"),
-    ("leaderGroupID: g\nsessionTimeout: 11\n", 2, "sessionTimeout", "nanoseconds"),
+    ("leaderGroupID: g\nsessionTimeout: 11\n", 2, "sessionTimeout", "without a unit"),
     ("leaderGroupID: g\nsessionTimeout: 4s\n", 2, "sessionTimeout", "more than"),
     (
         "leaderGroupID: g\nbaseKafkaConfig:\n  x: 1\n  session.timeout.ms: 4000\n",
@@ -287,10 +287,10 @@ WRONG = [
     ("leaderGroupID: g\nbaseKafkaConfig:\n  <<: 1\n", 2, "baseKafkaConfig", "cannot be merged"),
     ("leaderGroupID: g\ndataSource: host=a pass word=x\n", 2, "dataSource", "without `=`"),
     ("leaderGroupID: g\noutboxTable: a.\n", 2, "outboxTable", "empty name"),
-    ("outboxTable: a\n", 1, "leaderGroupID", "`reaper`"),
-    ("# x\nharvest:\n  outboxTable: a\n", 2, "leaderGroupID", "`reaper`"),
-    ("logging: {level: Info}\n", 1, "leaderGroupID", "`reaper`"),
-    ("leaderGroupID:\n", 1, "leaderGroupID", "`reaper`"),
+    ("outboxTable: a\n", 1, "leaderGroupID", "is missing"),
+    ("# x\nharvest:\n  outboxTable: a\n", 2, "leaderGroupID", "is missing"),
+    ("logging: {level: Info}\n", 1, "leaderGroupID", "is missing"),
+    ("leaderGroupID:\n", 1, "leaderGroupID", "is missing"),
 ]
 
 
