@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|\bsrc(?:set)?=\")([^)\s\"]+)[)\"]")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
