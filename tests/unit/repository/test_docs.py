@@ -97,7 +97,7 @@ def test_tests_that_a_page_names_are_there(page):
 
 
 def test_the_page_of_promises_says_how_many_mutations_there_are():
-    assert f"in {len(MUTATIONS)} ways" in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    assert f"in {len(MUTATIONS)} ways" in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
 
 
 def test_the_matrix_of_guarantees_has_each_fault_that_is_injected_and_no_other():
