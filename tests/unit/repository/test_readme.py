@@ -86,7 +86,13 @@ def test_its_figures_elsewhere_are_those_of_the_table():
     (memory,) = numbers(table(COMPARISON, "<!-- comparison -->")["memory, relay"][RELAYS["outbox-harvester"]])
     assert f"about {round(memory, -1):.0f} MB" in README
     (failover,) = numbers(table(README, "## Figures")["SIGKILL to the first later record"]["outbox-harvester"])
-    assert f"{failover} to 0.5 s" in README
+    chaos = (ROOT / "tests" / "chaos" / "test_failover.py").read_text(encoding="utf-8")
+    (longest,) = re.findall(r"^LEADS_AT_MOST_SECONDS = ([\d.]+)$", chaos, re.MULTILINE)
+    for file in (
+        README,
+        *((ROOT / "docs" / "images" / f"overview-{each}.svg").read_text() for each in ("light", "dark")),
+    ):
+        assert f"{failover} to {longest} s" in file
 
 
 def test_its_faults_are_those_that_were_injected():
