@@ -105,16 +105,19 @@ def test_the_quickstart_of_the_readme(servers, newcomer):
     give_passwords(servers, "harvester")
     newcomer.environment["SHOP_DSN"] = newcomer.environment["SHOP_DSN"].replace("shop_app", "harvester")
     typed = blocks("README.md", under="## Start")
-    assert [each.language for each in typed] == ["yaml", "sh", "sql", "sh"]
+    assert [each.language for each in typed] == ["yaml", "sh", "sql", "python", "sh"]
     for block in typed:
         if block.language == "sql":
             with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD, autocommit=True) as connection:
                 connection.execute(block.text.encode())
-            eventually(lambda: len(arrived(servers, "orders")) == 1, "delivered")
         else:
             newcomer.type(block)
-    assert [record.value for record in arrived(servers, "orders")] == ['{"state": "placed"}']
-    assert '{"state": "placed"}' in newcomer.said[-1], "what a consumer sees"
+        if block.language in {"sql", "python"}:
+            count = 1 + (block.language == "python")
+            eventually(lambda count=count: len(arrived(servers, "orders")) == count, "delivered")
+    values = ['{"state": "placed"}', '{"state":"paid"}']
+    assert [record.value for record in arrived(servers, "orders")] == values
+    assert "\n".join(values) in newcomer.said[-1], "what a consumer sees"
     assert "lost" in newcomer.said[-1], "the audit's table"
 
 
