@@ -33,6 +33,7 @@ _STYLE = """
 
 _PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
+_IMAGE = re.compile(r'(?P<attribute>\bsrc(?:set)?=")docs/')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -51,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         is_plain = page == "license.md"
-        content = f"# License\n\n```\n{text}```\n" if is_plain else _LINK.sub(lambda link: _from_root(link[1]), text)
+        content = f"# License\n\n```\n{text}```\n" if is_plain else _on_the_site(text)
         files.append(File.generated(config, page, content=content))
     files.append(File.generated(config, "site.css", content=_STYLE))
     for page in _listed(config.nav or []):
@@ -68,6 +69,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
     if page.file.generated_by is not None:
         return markdown
     return _LINK.sub(lambda link: _from_docs(link[1], up), markdown)
+
+
+def _on_the_site(text: str) -> str:
+    """Return the text of a root file with the links and the images that its page on the site has."""
+    return _IMAGE.sub(r"\g<attribute>", _LINK.sub(lambda link: _from_root(link[1]), text))
 
 
 def _from_root(link: str) -> str:

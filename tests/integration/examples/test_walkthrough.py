@@ -104,18 +104,21 @@ def test_the_quickstart_of_the_readme(servers, newcomer):
         connection.execute("CREATE DATABASE shop OWNER harvester")
     give_passwords(servers, "harvester")
     newcomer.environment["SHOP_DSN"] = newcomer.environment["SHOP_DSN"].replace("shop_app", "harvester")
-    typed = blocks("README.md", under="## Quickstart with your own servers")
-    assert [each.language for each in typed] == ["yaml", "sh", "python", "sql", "sh"]
+    typed = blocks("README.md", under="## Start")
+    assert [each.language for each in typed] == ["yaml", "sh", "sql", "python", "sh"]
     for block in typed:
         if block.language == "sql":
             with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD, autocommit=True) as connection:
                 connection.execute(block.text.encode())
         else:
             newcomer.type(block)
-        if block.language in {"python", "sql"}:
-            count = 1 + (block.language == "sql")
+        if block.language in {"sql", "python"}:
+            count = 1 + (block.language == "python")
             eventually(lambda count=count: len(arrived(servers, "orders")) == count, "delivered")
-    assert [record.value for record in arrived(servers, "orders")] == ['{"state":"placed"}', '{"state": "paid"}']
+    values = ['{"state": "placed"}', '{"state":"paid"}']
+    assert [record.value for record in arrived(servers, "orders")] == values
+    assert "\n".join(values) in newcomer.said[-1], "what a consumer sees"
+    assert "lost" in newcomer.said[-1], "the audit's table"
 
 
 def arrived(servers, topic):

@@ -150,9 +150,10 @@ def test_no_tag_replaces_one_that_the_supervisor_reads(project):
 
 @pytest.fixture
 def documented():
-    """Return the blocks of the page "Customize an outbox in Dagster", by language."""
-    page = (Path(__file__).parents[3] / "docs" / "dagster-customize.md").read_text(encoding="utf-8")
-    return lambda language: re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    """Return the blocks of the section "Customize an outbox", by language."""
+    page = (Path(__file__).parents[3] / "docs" / "dagster.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Customize an outbox\n")[2].partition("\n## ")[0]
+    return lambda language: re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 def test_the_documentation_customizes_an_outbox(project, documented):

@@ -282,7 +282,7 @@ def test_a_cursor_is_a_position(each_hundred, deliver):
 
 
 def test_the_program_of_the_page_loads(tmp_path):
-    page = (Path(__file__).parents[3] / "docs" / "dagster-downstream.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "dagster-assets.md").read_text(encoding="utf-8")
     (program,) = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "delivered_sensor" in each]
     (tmp_path / "downstream.py").write_text(program, encoding="utf-8")
     defs = runpy.run_path(str(tmp_path / "downstream.py"))["defs"]

@@ -9,13 +9,14 @@ from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.config.spelling import goharvest_name
 from harvest_lib.telemetry import catalogue
 from infra import docs
+from infra.chaos.faults import FAULTS
 from tests.simulation.mutations import MUTATIONS
 
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|\bsrc(?:set)?=\")([^)\s\"]+)[)\"]")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -96,7 +97,14 @@ def test_tests_that_a_page_names_are_there(page):
 
 
 def test_the_page_of_promises_says_how_many_mutations_there_are():
-    assert f"in {len(MUTATIONS)} ways" in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    assert f"in {len(MUTATIONS)} ways" in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+
+
+def test_the_matrix_of_guarantees_has_each_fault_that_is_injected_and_no_other():
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert {each for each in named if "-" in each} | (named & set(FAULTS)) == set(FAULTS)
 
 
 def test_every_example_is_in_their_index():

@@ -37,10 +37,12 @@ def test_it_builds_with_search_and_the_reference_and_fetches_nothing(tmp_path):
     site = build_site(tmp_path)
     assert "append_async" in (site / "api" / "harvest_lib.html").read_text()
     assert "maxSegmentAge" in (site / "search" / "search_index.json").read_text()
-    assert "Quickstart with your own servers" in (site / "index.html").read_text()
+    assert "Your part of the contract" in (site / "index.html").read_text()
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
     for page in pages:
+        images = re.findall(r"""<(?:img|source)[^>]*\bsrc(?:set)?=["']([^"':]+)["']""", page.read_text())
+        assert [each for each in images if not (page.parent / each).is_file()] == [], page
         found = [each for each in FETCHED.findall(page.read_text()) if not ABOUT_A_PAGE.search(each)]
         assert found == [], page
 
