@@ -86,9 +86,9 @@ def done(monkeypatch, tmp_path):
     monkeypatch.setattr("harvest_lib.pipeline.declaration.load", lambda _: None)
     monkeypatch.setattr("harvest_lib.pipeline.operations.skip_damage", skip_damage)
     monkeypatch.setattr(stack, "show", lambda *_, **__: None)
-    local = stack._local_stack
+    local = stack.local_stack
     supervisor = SimpleNamespace(up=lambda *_: (done.append("wiped"), False))
-    monkeypatch.setattr(stack, "_local_stack", lambda name: supervisor if name == "supervisor" else local(name))
+    monkeypatch.setattr(stack, "local_stack", lambda name: supervisor if name == "supervisor" else local(name))
     (tmp_path / "postgres-18").mkdir()
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
     monkeypatch.delenv("HARVEST_CONFIG", raising=False)
