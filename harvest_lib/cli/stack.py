@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _DATA = re.compile("postgres-|kafka-")
 _FOLLOW_SECONDS = 0.2
 _BAR, _BAR_SECONDS, _LINE_SECONDS = 30, 0.1, 5.0
+_KAFKA_MEGABYTES = 45
 _MEBIBYTE = 1024 * 1024
 
 
@@ -181,16 +182,16 @@ def bring_kafka(version: str, state: Path) -> None:
 
     def tell(done: int, all_: int, size: int) -> None:
         nonlocal said
-        is_shown = sys.stderr.isatty()
-        if time.monotonic() - said < (_BAR_SECONDS if is_shown else _LINE_SECONDS) and 0 < done < all_:
+        is_shown, is_last = sys.stderr.isatty(), done == all_
+        if time.monotonic() - said < (_BAR_SECONDS if is_shown else _LINE_SECONDS) and not is_last:
             return
         said = time.monotonic()
-        bar = "#" * (_BAR * done // all_)
-        line = f"{bar:<{_BAR}} {done} of {all_} jars" if is_shown else f"{done} of {all_} jars"
-        line = f"{line}, {size / _MEBIBYTE:.0f} MB"
-        typer.echo(f"\r{line}" if is_shown else line, err=True, nl=not is_shown or done == all_)
+        megabytes = size / 1e6
+        bar = "#" * (_BAR if is_last else int(_BAR * min(1, megabytes / _KAFKA_MEGABYTES)))
+        line = f"{megabytes:.0f} MB, {done} of {all_} files"
+        typer.echo(f"\r{bar:<{_BAR}} {line}" if is_shown else line, err=True, nl=not is_shown or is_last)
 
-    typer.echo(f"downloading Kafka {version} into {wanted.folder(state).parent}, once: 45 MB", err=True)
+    typer.echo(f"downloading Kafka {version}, once: {_KAFKA_MEGABYTES} MB into {wanted.folder(state).parent}", err=True)
     jars.resolve(wanted, state, tell)
 
 

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 DATABASE, TOPIC = "try", "try-orders"
 _DEFAULTS = {"postgres": "18", "kafka": "4.3.1", "brokers": 1, "fresh": False, "secure": False}
 _WRITE = """\
-import json, os, psycopg
-from harvest_lib import append
+import os, psycopg
+from harvest_lib import OutboxRecord, append
 
-with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
+with psycopg.connect(os.environ["HARVEST_DSN"], autocommit=True) as connection:
     connection.execute("CREATE TABLE IF NOT EXISTS orders (id bigserial, total int)")
     for total in (10, 20, 30):
         with connection.transaction():  # the row and the record are committed together, or neither is
             [order] = connection.execute("INSERT INTO orders (total) VALUES (%s) RETURNING id", [total]).fetchone()
-            value = json.dumps({"order": order, "total": total})
-            append(connection, [{"topic": "TOPIC", "key": str(order), "value": value}])
+            value = {"order": order, "total": total}
+            append(connection, [OutboxRecord(topic="TOPIC", key=str(order), value=value)])
 """.replace("TOPIC", TOPIC)
 _READ = f"""\
 import os, sys

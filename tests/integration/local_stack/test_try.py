@@ -49,7 +49,7 @@ def test_three_records_are_committed_delivered_read_and_proved_each_time(harvest
     for orders in ((1, 2, 3), (4, 5, 6)):
         done = harvest("try")
         assert done.returncode == 0, done.stdout + done.stderr
-        read = re.findall(r'^key (\d): {"order": \d, "total": \d0}$', done.stdout, re.MULTILINE)
+        read = re.findall(r'^key (\d): {"order":\d,"total":\d0}$', done.stdout, re.MULTILINE)
         assert sorted(map(int, read)) == list(orders), done.stdout
         assert "no anomalies" in done.stdout
     found = running(tmp_path)
