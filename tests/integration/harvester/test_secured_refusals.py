@@ -283,7 +283,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_a_name(secured, name):
-    """As table, role and subscription in the grants, and as key, value and header of a record; a topic is refused."""
+    """As table and role in the grants, and as key, value and header of a record; topic and subscription are refused."""
     secured.owner.execute("CREATE TABLE canary ()")
     table = OutboxTable((name,))
     NativeTable(outbox=table).create(secured.owner)
@@ -292,7 +292,15 @@ def test_a_hostile_name_is_a_name(secured, name):
     secured.make_topic()
     try:
         secured.grant(
-            "--table", name, "--writer", role, "--allow", f"{role}={secured.topic}", "--subscription", name, **SNAPSHOT
+            "--table",
+            name,
+            "--writer",
+            role,
+            "--allow",
+            f"{role}={secured.topic}",
+            "--subscription",
+            "default",
+            **SNAPSHOT,
         )
         secured.grant("--table", name, "--writer", "writer", "--harvester", role, **SNAPSHOT)
         secured.grant("--table", name, **SNAPSHOT)

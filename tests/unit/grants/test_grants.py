@@ -142,6 +142,20 @@ def test_no_name_is_in_a_comment(way):
     assert not [line for line in comments if "named" in line]
 
 
+def test_a_hostile_subscription_is_quoted():
+    """The command refuses it; a program of one's own may pass it on."""
+    script = Grants(
+        outbox=OutboxTable(("outbox",)),
+        mode=ReadingMode.of("snapshot", "transactional"),
+        harvester="harvester",
+        reader="",
+        writers={},
+        subscriptions=["a'; DROP TABLE canary; --"],
+    ).script()
+    assert "[''a''''; DROP TABLE canary; --'']" in script, "quoted twice: the statement is a text itself"
+    assert script.count("DROP TABLE") == script.count("''''; DROP TABLE")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
