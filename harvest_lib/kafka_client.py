@@ -151,8 +151,10 @@ class _Calm(logging.Filter):
 
 
 _OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
-_OF_SERVERS = ("bootstrap.servers", "oauth_cb")  # a client with `oauth_cb` waits for a token when it is made
-_CALLBACKS = Harmless(logging.getLogger(__name__), "client_callback_failed")
+_TOKENS = "oauth_cb"
+_OF_SERVERS = ("bootstrap.servers", _TOKENS)  # a client with `oauth_cb` waits for a token when it is made
+_log = logging.getLogger(__name__)
+_CALLBACKS = Harmless(_log, "client_callback_failed")
 LIBRDKAFKA = "harvest_lib.librdkafka"
 """Name of the logger of all clients."""
 _LOGGER = logging.getLogger(LIBRDKAFKA)
@@ -210,6 +212,8 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
     cannot be imported.
     """
     made = {"reconnect.backoff.max.ms": 1000, **_with_functions(settings), **own, "logger": _LOGGER}
+    if callable(given := made.get(_TOKENS)):
+        made[_TOKENS] = _telling(given)
     return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
 
 
@@ -247,6 +251,19 @@ def _harmless(observer: Any) -> Callable[..., None]:
     return call
 
 
+def _telling(give_token: Callable[[str], object]) -> Callable[[str], object]:
+    """Return a callback that gives tokens, and logs an error of the user's function: librdkafka does not tell it."""
+
+    def call(config: str) -> object:
+        try:
+            return give_token(config)
+        except Exception as error:
+            _log.warning("kafka_token_failed", extra={"reason": f"{type(error).__name__}: {error}"})
+            raise
+
+    return call
+
+
 def refused_setting(settings: Mapping[str, object]) -> str:
     """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. The check
     makes no connection, and ignores missing files, such as the file of a certificate."""
@@ -261,10 +278,17 @@ def refused_setting(settings: Mapping[str, object]) -> str:
 
 @contextmanager
 def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> Iterator[None]:
-    """Raise ConfigError if librdkafka refuses a setting when the block creates a client."""
+    """Raise ConfigError if librdkafka refuses a setting when the block creates a client. Raise KafkaUnavailable if the
+    function `oauth_cb` gives the client no token."""
     try:
         yield
     except KafkaException as error:
+        if "OAuth token" in error.args[0].str():
+            raise KafkaUnavailable(
+                "a client of Kafka got no token",
+                evidence=error.args[0].str(),
+                next_step="see `kafka_token_failed` in the log, and check the function that `oauth_cb` names",
+            ) from error
         raise ConfigError(
             f"librdkafka does not take the settings: {error.args[0].str()}",
             field=field,

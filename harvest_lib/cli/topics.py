@@ -39,7 +39,7 @@ def create(
     """
     given = dict(_setting(each) for each in settings or ())
     topics = names_of(names)
-    if not topics:
+    if not all(topics):
         raise Misuse("no topic is named", next_step="write: harvest topics create TOPIC")
 
     from harvest_lib.cli.options import configuration

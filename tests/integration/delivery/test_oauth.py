@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.outbox import harvest_config, read_topic
 
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.kafka import KafkaCluster
@@ -67,9 +67,8 @@ def settings(cluster, function):
 
 
 def configured(cluster, outbox, group, function, **more):
-    AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).create_topics([NewTopic(outbox.topic, 2)])[
-        outbox.topic
-    ].result(60)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(outbox.topic, 2)])[outbox.topic].result(60)
     kafka = settings(cluster, function)
     return harvest_config(
         outbox.dsn, kafka["bootstrap.servers"], group, leadership="neli", base_kafka_config=kafka, **more
@@ -88,10 +87,11 @@ def test_all_clients_of_a_harvester_take_their_tokens_from_the_named_function(cl
 
 
 @pytest.mark.usefixtures("tokens")
-def test_a_function_that_fails_is_named_and_nothing_is_lost(cluster, outbox, group_id):
+def test_a_function_that_fails_is_told_and_nothing_is_lost(cluster, outbox, group_id, caplog):
     config = configured(cluster, outbox, group_id, "refused")
     outbox.fill(50)
-    with pytest.raises(HarvestError) as raised:
+    with pytest.raises(KafkaUnavailable, match="got no token"):
         Harvest(config).drain(60)
-    assert "no token from the company's server" in str(raised.value)
+    (told, *_) = [each for each in caplog.records if each.getMessage() == "kafka_token_failed"]
+    assert told.reason == "OSError: canary: no token from the company's server"
     assert outbox.count() == 50

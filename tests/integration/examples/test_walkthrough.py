@@ -105,7 +105,7 @@ def test_the_quickstart_of_the_readme(servers, newcomer):
     give_passwords(servers, "harvester")
     newcomer.environment["SHOP_DSN"] = newcomer.environment["SHOP_DSN"].replace("shop_app", "harvester")
     first, *typed = blocks("README.md", under="## Start")
-    assert first.text.splitlines() == ['$ pip install ".[local]"', "$ harvest try"], "as test_try and test_wheel have it"
+    assert first.text.splitlines() == ['$ pip install ".[local]"', "$ harvest try"], "see test_try"
     assert [each.language for each in typed] == ["yaml", "sh", "sql", "python", "sh"]
     for block in typed:
         if block.language == "sql":

@@ -107,7 +107,7 @@ def test_pipelines_alone_bring_the_regular_expressions_of_go():
 
 def test_imports_are_found():
     assert {"psycopg", "pydantic", "confluent_kafka"} <= foreign(PARTS[""])
-    assert {"numpy", "pyspark", "pyarrow", "psutil"} <= foreign(PARTS["spark"])
+    assert {"numpy", "pyspark", "pyarrow"} <= foreign(PARTS["spark"])
     assert "psutil" not in foreign(PARTS[""])
 
 

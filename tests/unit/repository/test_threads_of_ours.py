@@ -15,6 +15,7 @@ HANDLED = {
     "harvest_lib/leadership/term_registry.py": "`run_election` keeps the error, and `wait` raises it",
     "harvest_lib/pipeline/threads.py": "`_attempt` keeps the failure, and the pipeline raises it",
     "harvest_lib/cli/run.py": "the command raises the error",
+    "harvest_lib/local_stack/jars.py": "`result` of each download raises the error",
     "harvest_lib/source/packed_window.py": "`pages` takes the result, or the error, of each call",
     "harvest_lib/airflow/triggers/outbox_events.py": "`_until_done` tells the error of each call",
     "harvest_lib/spark/data_source/topic_ahead.py": "`map` of the pool raises the error",
