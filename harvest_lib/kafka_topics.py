@@ -1,5 +1,6 @@
 """Topics: create one, and the errors for one that is missing or too small."""
 
+import shlex
 from collections.abc import Mapping
 
 from confluent_kafka import KafkaError as ClientError
@@ -39,12 +40,17 @@ def create_topic(
         return True
 
 
+def creation(name: str, partitions: int) -> str:
+    """Return the next step that creates a topic."""
+    return f"as a user who may create topics: harvest topics create {shlex.quote(name)} --partitions {partitions}"
+
+
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
     """Return the error for a topic that an operator has to create, with the command that creates it."""
     return TopicMissing(
         f"the topic {name!r} does not exist and could not be created",
         evidence=evidence,
-        next_step=f"as a user who may create topics: harvest topics create {name} --partitions {partitions}",
+        next_step=creation(name, partitions),
     )
 
 

@@ -7,7 +7,6 @@ import typer
 from harvest_lib.cli.options import ConfigFile, names_of
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.usage import Misuse
-from harvest_lib.errors import ConfigError
 
 app = group("topics", "Create topics in Kafka.")
 
@@ -47,11 +46,6 @@ def create(
 
     harvest = configuration(config).harvest
     for topic in topics:
-        if harvest.is_own_topic(topic):
-            raise ConfigError(
-                f"the topic {topic!r} belongs to the harvesters, which create it",
-                next_step="give the topic of the records another name",
-            )
         created = create_topic(
             harvest.kafka_settings(for_producer=False),
             topic,

@@ -36,7 +36,7 @@ _SHORT: dict[str, Place] = {
 _NO_SETTINGS = frozenset(
     {
         *("HARVEST_ALIVE_FILE", "HARVEST_CONFIG", "HARVEST_IMPL", "HARVEST_LISTEN"),  # commands and the hand-over
-        *("HARVEST_AUDIT", "HARVEST_CACHE", "HARVEST_HOME"),  # the clone and the local stack
+        *("HARVEST_AUDIT", "HARVEST_CACHE", "HARVEST_HOME", "HARVEST_MAVEN_URL"),  # the clone and the local stack
         *("HARVEST_KAFKA_SETTINGS", "HARVEST_SPARK_JARS"),  # the examples, Spark
         *("HARVEST_DAGSTER_JOB", "HARVEST_ORDERS_DATABASE", "HARVEST_ORDERS_HOST"),  # the DAGs of `airflow_dags`
         *("HARVEST_SMOKE_TOPIC", "HARVEST_TOPIC"),

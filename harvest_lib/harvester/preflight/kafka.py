@@ -21,7 +21,7 @@ from harvest_lib.harvester.assembly.preconditions import Check
 from harvest_lib.harvester.assembly.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.kafka_client import answer_of, client_settings, is_refusal, topic_partitions, topic_settings, translate
-from harvest_lib.kafka_topics import topic_missing, topic_too_small
+from harvest_lib.kafka_topics import creation, topic_missing, topic_too_small
 
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
@@ -156,11 +156,10 @@ class _Cluster:
                 next_step="give it another name in these settings, or write records for another topic",
             )
         if topic not in self._present:
-            create = f"harvest topics create {shlex.quote(topic)} --partitions 6"
             raise TopicMissing(
                 f"the topic {topic!r} does not exist, or this user may not see it: its records would be parked",
                 evidence=f"it is not among the {len(self._present)} topics that Kafka lists",
-                next_step=f"{create}; or grant `Describe` and `Write` on it",
+                next_step=f"{creation(topic, 6)}; or grant `Describe` and `Write` on it",
             )
         described = self._describe(topic, "Write")
         self._require("topic", topic, described.authorized_operations, {"Write": AclOperation.WRITE})

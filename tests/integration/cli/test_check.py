@@ -328,7 +328,7 @@ def test_own_topics_have_to_have_a_partition_for_each_shard(native, inspected, m
     assert "fewer partitions" in said.cause
     assert "--partitions 3" in said.next_step
     (said,) = inspected(leader_topic="elsewhere", create_leader_topic=False).errors
-    assert "--create --topic elsewhere" in said.next_step
+    assert "harvest topics create elsewhere" in said.next_step
 
 
 def test_without_a_topic_it_says_that_none_was_checked(native, inspected):

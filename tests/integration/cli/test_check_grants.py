@@ -27,7 +27,7 @@ def test_what_grants_prints_is_enough_and_each_part_is_missed(secured, way):
     report = preflight.inspect(secured.config(**way), [secured.topic])
     assert any("lacks privileges" in each or "may not" in each or "beside" in each for each in causes(report))
     (unseen,) = [each for each in report.errors if f"'{secured.topic}'" in each.cause]
-    assert "--command-config operator.properties --create --topic" in unseen.next_step
+    assert "as a user who may create topics: harvest topics create " in unseen.next_step
     assert any("the group" in each for each in causes(report))
     secured.grant(**way)
     secured.permit(**way)

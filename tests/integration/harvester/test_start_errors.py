@@ -159,7 +159,7 @@ def test_kafka_takes_the_right_password(outbox, stack, bootstrap_servers, group_
 
 def test_the_leader_topic_is_missing_and_may_not_be_made(refused, group_id):
     text = refused(TopicMissing, leadership="neli", create_leader_topic=False)
-    assert f"--create --topic {group_id}.neli --partitions 1" in text
+    assert f"harvest topics create {group_id}.neli --partitions 1" in text
 
 
 def test_the_leader_topic_is_made_with_one_partition(outbox, admin, bootstrap_servers, group_id):
