@@ -307,7 +307,7 @@ def test_a_sensor_that_waits_holds_no_worker_and_needs_the_triggerer_only_to_go_
 def test_a_dag_that_is_paused_while_events_are_stored_loses_none(airflow, shop):
     def watchers():
         return airflow.query(
-            "SELECT 1 FROM asset_trigger t JOIN asset a ON a.id = t.asset_id WHERE a.uri = 'x-test://paused'"
+            "SELECT 1 FROM asset_watcher t JOIN asset a ON a.id = t.asset_id WHERE a.uri = 'x-test://paused'"
         )
 
     eventually(watchers, "the watcher is there", seconds=120)
