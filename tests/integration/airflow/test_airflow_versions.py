@@ -259,7 +259,7 @@ def test_a_triggerer_reads_the_connection_of_the_database_and_hides_its_token(in
             return [state for (state,) in database.execute("SELECT state FROM dag_run WHERE dag_id = 'first'")]
 
     with dagster_stub() as stub, (home / "services.log").open("wb") as log:
-        stub.jobs = {"place": ["flights_load"]}
+        stub.jobs, stub.partitions = {"place": ["flights_load"]}, {"flights_load": ["2013-01-01"]}
         stub.header = ("Authorization", f"Bearer {CANARY}")
         made = connection(stub, token=CANARY)
         airflow("db", "migrate")
