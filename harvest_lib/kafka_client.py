@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError as ClientError
@@ -20,8 +19,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable
+from harvest_lib.kafka_callbacks import TOKENS, with_functions, with_logged_errors
 from harvest_lib.telemetry.counts import KAFKA_ERRORS
-from harvest_lib.telemetry.harmless import Harmless
 
 REACH_TIMEOUT_SECONDS = 5.0
 
@@ -150,11 +149,7 @@ class _Calm(logging.Filter):
         return True
 
 
-_OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
-_TOKENS = "oauth_cb"
-_OF_SERVERS = ("bootstrap.servers", _TOKENS)  # a client with `oauth_cb` waits for a token when it is made
-_log = logging.getLogger(__name__)
-_CALLBACKS = Harmless(_log, "client_callback_failed")
+_OF_SERVERS = ("bootstrap.servers", TOKENS)  # a client with `oauth_cb` waits for a token when it is made
 LIBRDKAFKA = "harvest_lib.librdkafka"
 """Name of the logger of all clients."""
 _LOGGER = logging.getLogger(LIBRDKAFKA)
@@ -211,64 +206,15 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
     ten seconds. Errors of the user's callbacks are logged. Raises ConfigError for a callback `module:function` that
     cannot be imported.
     """
-    made = {"reconnect.backoff.max.ms": 1000, **_with_functions(settings), **own, "logger": _LOGGER}
-    if callable(given := made.get(_TOKENS)):
-        made[_TOKENS] = _telling(given)
-    return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
-
-
-def _with_functions(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return settings with the functions that their callbacks name as `module:function`."""
-    return {
-        name: _function(name, value) if name.endswith("_cb") and isinstance(value, str) else value
-        for name, value in settings.items()
-    }
-
-
-def _function(setting: str, text: str) -> object:
-    module, _, name = text.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except Exception as error:  # a module of the user may raise any
-        raise ConfigError(
-            f"{text!r} cannot be imported: {type(error).__name__}: {error}",
-            field=setting,
-            next_step="install its package where the harvester runs, or put its folder on PYTHONPATH",
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"{text!r} is no function", field=setting, next_step="name a function as `module:function`")
-    return found
-
-
-def _harmless(observer: Any) -> Callable[..., None]:
-    """Return a callback that calls `observer`, and suppresses and logs its errors. Without this, the client's `poll`
-    and `consume` would raise the errors."""
-
-    def call(*arguments: object) -> None:
-        with _CALLBACKS:
-            observer(*arguments)
-
-    return call
-
-
-def _telling(give_token: Callable[[str], object]) -> Callable[[str], object]:
-    """Return a callback that gives tokens, and logs an error of the user's function: librdkafka does not tell it."""
-
-    def call(config: str) -> object:
-        try:
-            return give_token(config)
-        except Exception as error:
-            _log.warning("kafka_token_failed", extra={"reason": f"{type(error).__name__}: {error}"})
-            raise
-
-    return call
+    made = {"reconnect.backoff.max.ms": 1000, **with_functions(settings), **own, "logger": _LOGGER}
+    return with_logged_errors(made)
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:
     """Return librdkafka's error for an unknown setting or an invalid value; "" if all settings are valid. The check
     makes no connection, and ignores missing files, such as the file of a certificate."""
     try:
-        ours = {name: value for name, value in _with_functions(settings).items() if name not in _OF_SERVERS}
+        ours = {name: value for name, value in with_functions(settings).items() if name not in _OF_SERVERS}
         Producer({**ours, "log_level": 0})
     except KafkaException as error:
         complaint = str(error.args[0].str()).strip()
