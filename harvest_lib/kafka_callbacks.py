@@ -28,7 +28,7 @@ def with_functions(settings: Mapping[str, object]) -> dict[str, object]:
 def with_logged_errors(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings whose callbacks log their errors. Observers suppress the errors, because the client's `poll` and
     `consume` would raise them; the callback that gives tokens raises the errors, which librdkafka does not tell."""
-    made = {name: _harmless(settings[name]) for name in _OBSERVERS if callable(settings.get(name))}
+    made: dict[str, Any] = {name: _harmless(settings[name]) for name in _OBSERVERS if callable(settings.get(name))}
     if callable(give_token := settings.get(TOKENS)):
         made[TOKENS] = _told(give_token)
     return {**settings, **made}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, HarvestError
+from harvest_lib.harvester.draining import delivered_since
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.watermark import Watermark
 from harvest_lib.postgres.database import connect, server_time
@@ -132,8 +133,7 @@ class AwaitedLeader:
         with connect(config.data_source.conninfo()) as connection:
             waiting = StatusReader(connection, config).waiting()
             seconds = server_time(connection) - self._began
-        is_done = waiting.is_empty or waiting.age_seconds < seconds
-        return DeliveryReading(is_done=is_done, waiting=waiting, delivered_until=None)
+        return DeliveryReading(is_done=delivered_since(waiting, seconds), waiting=waiting, delivered_until=None)
 
     def late(self, last: str) -> NotInTime:
         """Return the error for an outbox whose last reading was `last`."""

@@ -20,7 +20,7 @@ import typer
 from harvest_lib.cli.confirmation import Yes, ask, require_answer
 from harvest_lib.cli.options import BROKERS, Json, KafkaVersion, PostgresVersion
 from harvest_lib.cli.terminal import json_text
-from harvest_lib.cli.usage import require_choice
+from harvest_lib.cli.usage import Misuse, require_choice
 from harvest_lib.errors import FOUND_EXIT_CODE, StackError, install_hint
 
 if TYPE_CHECKING:
@@ -71,19 +71,21 @@ def up(
       harvest up --brokers 3 --fresh --yes
     """
     require_choice(brokers, "--brokers", BROKERS)
+    if exports and (foreground or as_json):
+        raise Misuse("--exports excludes --foreground and --json", next_step="give one of them")
     confirm_fresh(fresh=fresh, yes=yes)
-    supervisor, state = local_stack("supervisor"), state_folder()
-    wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
-    if local_stack("description").running(state) is None:
-        bring_kafka(kafka, state)
+    state = state_folder()
+    wanted: dict[str, Any] = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
+    wanted["secure"] = secure
     if foreground:
+        bring_kafka(kafka, state)
         hold(lambda: local_stack("stack").Stack(state, **wanted), as_json=as_json)
-    else:
-        description, already = supervisor.up(state, wanted)
-        if exports:
-            typer.echo(_exports(description))
-            return
-        show(description, "already running" if already else "up", as_json=as_json)
+        return
+    description, already = start_servers(state, **wanted)
+    if exports:
+        typer.echo(_exports(description))
+        return
+    show(description, "already running" if already else "up", as_json=as_json)
 
 
 def down(*, as_json: Json = False) -> None:
@@ -171,12 +173,30 @@ def state_folder() -> Path:
     return state
 
 
+def start_servers(
+    state: Path,
+    *,
+    postgres: PostgresVersion = "18",
+    kafka: KafkaVersion = "4.3.1",
+    brokers: int = 1,
+    fresh: bool = False,
+    secure: bool = False,
+) -> "tuple[Description, bool]":
+    """Start the servers in the background. Return their description, and True if they were already running. Raises
+    StackError."""
+    bring_kafka(kafka, state)
+    wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
+    found: tuple[Description, bool] = local_stack("supervisor").up(state, wanted)
+    return found
+
+
 def bring_kafka(version: str, state: Path) -> None:
-    """Download the jars of a Kafka broker unless they are there, and show the progress on standard error: a bar on a
-    terminal, else a line every few seconds. Raises StackError."""
+    """Download the jars of a Kafka broker unless they are there, or servers run, and show the progress on standard
+    error: a bar on a terminal, else a line every few seconds. Raises StackError."""
     jars = local_stack("jars")
     wanted = jars.kafka_jars(version)
-    if os.environ.get("HARVEST_BOOTSTRAP_SERVERS") or wanted.folder(state).is_dir():
+    is_needed = not os.environ.get("HARVEST_BOOTSTRAP_SERVERS") and not wanted.folder(state).is_dir()
+    if not is_needed or local_stack("description").running(state) is not None:
         return
     said = time.monotonic()
 

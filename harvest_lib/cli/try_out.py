@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from harvest_lib.cli.stack import bring_kafka, local_stack, state_folder
+from harvest_lib.cli.stack import local_stack, start_servers, state_folder
 from harvest_lib.errors import StackError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
 
 DATABASE, TOPIC = "try", "try-orders"
-_DEFAULTS = {"postgres": "18", "kafka": "4.3.1", "brokers": 1, "fresh": False, "secure": False}
+_KEPT = ("HARVEST_HOME", "HARVEST_CACHE", "HARVEST_IMPL")
 _WRITE = """\
 import os, psycopg
 from harvest_lib import OutboxRecord, append
@@ -77,27 +77,27 @@ def try_() -> None:
             )
     state = state_folder()
     description = _servers(state)
-    variables = {
+    others = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith("HARVEST_")}
+    variables = others | {
         "HARVEST_DSN": local_stack("trial").own_database(description.dsn, DATABASE),
         "HARVEST_BOOTSTRAP_SERVERS": description.bootstrap_servers,
         "HARVEST_LEADER_GROUP_ID": DATABASE,
     }
-    _command(variables, "init")
-    _command(variables, "topics", "create", TOPIC)
-    _program(variables, "An order and its record, in one transaction, three times", _WRITE)
-    _command(variables, "run", "--drain", "--log-level", "warning")
-    _program(variables, "What a consumer reads", _READ)
-    _command(variables, "audit", "--topic", TOPIC)
+    shell = _Shell(variables, state)
+    shell.command("init")
+    shell.command("topics", "create", TOPIC)
+    shell.program("An order and its record, in one transaction, three times", _WRITE)
+    shell.command("run", "--drain", "--log-level", "warning")
+    shell.program("What a consumer reads", _READ)
+    shell.command("audit", "--topic", TOPIC)
     typer.echo(_NEXT.format(state=state))
 
 
 def _servers(state: "Path") -> "Description":
     found: Description | None = local_stack("description").running(state)
     if found is None:
-        _say("harvest up")
-        bring_kafka(str(_DEFAULTS["kafka"]), state)
-        found, _ = local_stack("supervisor").up(state, _DEFAULTS)
-    assert found is not None  # noqa: S101 - `up` returns it
+        _say("$ harvest up")
+        found, _ = start_servers(state)
     if found.secure:
         raise StackError(
             "a secured stack is running",
@@ -109,30 +109,38 @@ def _servers(state: "Path") -> "Description":
     return found
 
 
-def _command(variables: Mapping[str, str], *arguments: str) -> None:
-    _say(f"harvest {' '.join(arguments)}")
-    _run(variables, "-m", "harvest_lib.cli", *arguments)
+class _Shell:
+    """Runs what a user would type, with these variables alone. The folder has no configuration that a command would
+    find."""
 
+    def __init__(self, variables: Mapping[str, str], folder: "Path") -> None:
+        self._variables = variables
+        self._folder = folder
 
-def _program(variables: Mapping[str, str], title: str, text: str) -> None:
-    _say(f"# {title}")
-    for line in text.splitlines():
-        typer.echo(f"    {line}".rstrip())
-    _run(variables, "-c", text)
+    def command(self, *arguments: str) -> None:
+        """Show a command and run it. Raises StackError if it fails."""
+        _say(f"$ harvest {' '.join(arguments)}")
+        self._run("-m", "harvest_lib.cli", *arguments)
+
+    def program(self, title: str, text: str) -> None:
+        """Show a program in Python and run it. Raises StackError if it fails."""
+        _say(f"# {title}")
+        for line in text.splitlines():
+            typer.echo(f"    {line}".rstrip())
+        self._run("-c", text)
+
+    def _run(self, *arguments: str) -> None:
+        sys.stdout.flush()
+        done = subprocess.run([sys.executable, *arguments], env=self._variables, cwd=self._folder, check=False)
+        if done.returncode:
+            raise StackError(
+                "the last command did not succeed",
+                evidence=f"exit code {done.returncode}; see above",
+                next_step="`harvest logs` shows the servers' logs; `harvest down`, then try again",
+            )
 
 
 def _say(line: str) -> None:
     from harvest_lib.cli.tables import print_line
 
-    print_line(("\n$ " if not line.startswith("#") else "\n", "bold"), (line, "bold"))
-    sys.stdout.flush()
-
-
-def _run(variables: Mapping[str, str], *arguments: str) -> None:
-    code = subprocess.run([sys.executable, *arguments], env={**os.environ, **variables}, check=False).returncode
-    if code:
-        raise StackError(
-            "the last command did not succeed",
-            evidence=f"exit code {code}; see above",
-            next_step="`harvest logs` shows the servers' logs; `harvest down`, then try again",
-        )
+    print_line(("\n" + line, "bold"))

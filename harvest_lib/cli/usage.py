@@ -14,7 +14,6 @@ from harvest_lib.cli.help_text import usage
 from harvest_lib.errors import HarvestError
 
 _SNAPSHOT = re.compile(r"\d+:\d+:(\d+(,\d+)*)?(@\d+)?")
-_SUBSCRIPTION = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _QUOTED = re.compile(r"'([^']*)'")
 _BOUNDS = {"greater_than_equal": ("less than", "ge"), "less_than_equal": ("more than", "le")}
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -78,11 +77,10 @@ def require_duration(text: str, option: str) -> float:
 
 def require_subscription(name: str) -> None:
     """Raise Misuse unless a subscription can have this name."""
-    if not _SUBSCRIPTION.fullmatch(name):
-        raise Misuse(
-            f"{name!r} cannot name a subscription",
-            next_step="use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
-        )
+    from harvest_lib.config.subscription_name import NEXT_STEP, is_legal_subscription
+
+    if not is_legal_subscription(name):
+        raise Misuse(f"{name!r} cannot name a subscription", next_step=NEXT_STEP)
 
 
 def require_position(text: str, option: str, *names: str) -> None:

@@ -27,6 +27,7 @@ from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Place, Problem, custom_error, raise_in_validator, unsendable
 from harvest_lib.config.settings import Settings, merged, paths, to_field_names
 from harvest_lib.config.spelling import goharvest_name
+from harvest_lib.config.subscription_name import PATTERN
 from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
 
@@ -96,7 +97,7 @@ class HarvestConfig(Settings):
     last record. `pipelined`: several consecutive records. `transactional`: no record, for readers of committed records;
     it uses Kafka transactions. `sequenced`: no record, for readers with `harvest_lib.consume`; it uses no Kafka
     transactions. `auto` is `barrier` if the source is `mark`, else `transactional`. Default auto."""
-    subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    subscription: str = Field(default="default", pattern=PATTERN)
     """Name under which `snapshot` and `transaction_id` store their position; an outbox may have many subscriptions.
     Default `default`."""
     start_from: Literal["beginning", "now"] = "beginning"

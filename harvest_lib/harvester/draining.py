@@ -11,6 +11,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import Finding, inspect
 from harvest_lib.harvester.status import StatusReader
+from harvest_lib.subscriptions.backlog import Backlog
 
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
@@ -26,6 +27,11 @@ def require_ready(config: HarvestConfig, topics: Collection[str] = ()) -> Sequen
             next_step="; ".join(each.next_step for each in errors),
         )
     return [each for each in report.findings if each.severity == "warning"]
+
+
+def delivered_since(waiting: Backlog, seconds: float) -> bool:
+    """Return True if no record of a backlog is older than this number of seconds."""
+    return waiting.is_empty or waiting.age_seconds < seconds
 
 
 def progress(
@@ -51,6 +57,6 @@ def progress(
         if len(harvest.shards) == harvest.config.shards:
             continue
         yield f"this run does not lead, and waits; leader: {', '.join(each or 'none' for each in leaders)}"
-        if waiting.records == 0 or waiting.age_seconds < time.monotonic() - began:
+        if delivered_since(waiting, time.monotonic() - began):
             yield "ends: the leader has delivered all records that were there when this run began"
             return

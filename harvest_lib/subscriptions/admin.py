@@ -11,7 +11,6 @@ Promises
 - Pending acknowledgements of delivered records stay pending, even if the subscription is rewound.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.checkpoints.record import unreadable
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
+from harvest_lib.config.subscription_name import NEXT_STEP, is_legal_subscription
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
@@ -43,7 +43,6 @@ from harvest_lib.subscriptions.starting_points import (
     unknown_source,
 )
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MOST_SHARDS = 1000
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
@@ -288,11 +287,11 @@ class Subscriptions:
         return int(row[0]) if row is not None else 0
 
     def _check(self, name: str, source: str, shards: int, topics: Sequence[str] | None, keys: str | None) -> None:
-        if not _NAME.fullmatch(name):
+        if not is_legal_subscription(name):
             raise ConfigError(
                 "the name of a subscription is not legal",
                 field="subscription",
-                next_step="use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
+                next_step=NEXT_STEP,
             )
         if source not in SOURCES:
             raise unknown_source(source)

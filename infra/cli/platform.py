@@ -52,6 +52,7 @@ def platform(
     require_choice(brokers, "--brokers", BROKERS)
     stack.confirm_fresh(fresh=fresh, yes=yes)
     state = stack.state_folder()
+    stack.bring_kafka(kafka, state)
     from infra.platform.airflow import checked_dags
     from infra.platform.up import make_stack, up
 

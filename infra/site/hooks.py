@@ -24,13 +24,6 @@ PAGES = {
 }
 """The page of each file of the repository's root that the site includes."""
 
-_STYLE = """
-/* Names of settings and commands in tables are not broken in mid-word: the table scrolls. */
-.md-typeset table:not([class]) code { white-space: nowrap; }
-.md-typeset table:not([class]) td:first-child { min-width: 8rem; }
-.md-grid { max-width: 70rem; }
-"""
-
 _PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
 _IMAGE = re.compile(r'(?P<attribute>\bsrc(?:set)?=")docs/')
@@ -54,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         is_plain = page == "license.md"
         content = f"# License\n\n```\n{text}```\n" if is_plain else _on_the_site(text)
         files.append(File.generated(config, page, content=content))
-    files.append(File.generated(config, "site.css", content=_STYLE))
+    files.append(File.generated(config, "site.css", content=Path(__file__).with_name("site.css").read_text("utf-8")))
     for page in _listed(config.nav or []):
         if page.startswith("api/"):
             module = page.removeprefix("api/").removesuffix(".md")

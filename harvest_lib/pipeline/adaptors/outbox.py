@@ -31,6 +31,7 @@ from pydantic import Field
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
+from harvest_lib.config.subscription_name import PATTERN
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.native import NativeRows, encode
 from harvest_lib.outbox.table import OutboxTable
@@ -67,7 +68,7 @@ class OutboxReading(Options):
     outbox_table: str = Field(default="outbox", min_length=1)
     """The native outbox table. Default: outbox."""
 
-    subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    subscription: str = Field(pattern=PATTERN)
     """Name of the subscription. A missing subscription is created, and reads all records from the beginning."""
 
     batch_rows: int = Field(default=5_000, ge=1, le=100_000)

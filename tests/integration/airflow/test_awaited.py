@@ -8,7 +8,7 @@ from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
 from support.subscribed import Subscribed
 
-from harvest_lib.airflow.awaited import AwaitedDelivery
+from harvest_lib.airflow.awaited import AwaitedDelivery, AwaitedLeader
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox.parking import ParkedRecords
@@ -45,6 +45,17 @@ def test_a_time_is_waited_for_by_the_clock_of_postgres(shop, config):
     now = datetime.now(UTC)
     assert AwaitedDelivery(until=(now - timedelta(hours=1)).isoformat()).read(config).is_done
     assert not AwaitedDelivery(until=(now + timedelta(hours=1)).replace(tzinfo=None).isoformat()).read(config).is_done
+
+
+def test_a_leader_is_waited_for_until_it_has_delivered_what_was_there(shop, config):
+    shop.write("first")
+    began = shop.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()[0]
+    leader = AwaitedLeader(began=began)
+    assert not leader.read(config).is_done
+    Harvest(config).drain(60)
+    shop.write("later")
+    found = leader.read(config)
+    assert (found.is_done, found.waiting.records) == (True, 1)
 
 
 def test_a_parked_record_is_not_delivered(shop, config):

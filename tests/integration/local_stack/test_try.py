@@ -46,8 +46,9 @@ def harvest(tmp_path, parts):
 
 
 def test_three_records_are_committed_delivered_read_and_proved_each_time(harvest, tmp_path):
+    (tmp_path / "harvest.yaml").write_text("harvest:\n  outboxTable: of_the_user\n  leaderGroupID: of.the.user\n")
     for orders in ((1, 2, 3), (4, 5, 6)):
-        done = harvest("try")
+        done = harvest("try", HARVEST_OUTBOX_TABLE="of_the_user", HARVEST_DELIVERY="barrier")
         assert done.returncode == 0, done.stdout + done.stderr
         read = re.findall(r'^key (\d): {"order":\d,"total":\d0}$', done.stdout, re.MULTILINE)
         assert sorted(map(int, read)) == list(orders), done.stdout
@@ -57,10 +58,11 @@ def test_three_records_are_committed_delivered_read_and_proved_each_time(harvest
     assert password not in done.stdout + done.stderr
     with psycopg.connect(own_database(found.dsn, DATABASE)) as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (6,)
+        assert connection.execute("SELECT to_regclass('of_the_user')").fetchone() == (None,), "its settings alone"
 
     shell = harvest("up", "--exports")
     assert shell.returncode == 0, shell.stderr
-    line = f'{shell.stdout}\n"{HARVEST}" topics create again && "{HARVEST}" status --table none; env'
+    line = f'{shell.stdout}\n"{HARVEST}" topics create again && env'
     names = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, cwd=tmp_path).stdout
     assert f"HARVEST_DSN={found.dsn}" in names
     assert "created: topic again" in names

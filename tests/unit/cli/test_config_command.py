@@ -1,7 +1,6 @@
 """`harvest config show` and `harvest config new`."""
 
 import json
-import os
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from harvest_lib.config.effective import effective_settings
 from harvest_lib.config.spelling import goharvest_name
 from harvest_lib.errors import ConfigError
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("folder")]
 
 FILE = """\
 harvest:
@@ -29,14 +28,6 @@ logging:
   level: debug
 """
 FILLED = {"pool": "shop", "host": "db", "database": "shop", "user": "harvester", "broker": "kafka"}
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith(("HARVEST_", "PG"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def harvest(*arguments):

@@ -1,6 +1,5 @@
-"""Where a command takes its configuration from, and which variables it refuses."""
+"""The file that configures a command, and the variables that are refused."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,9 @@ from harvest_lib.config.reading import refuse_unknown_variables
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester import preflight
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("folder")]
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith(("HARVEST_", "PG"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def written(path, table):

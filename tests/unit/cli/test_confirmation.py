@@ -1,4 +1,4 @@
-"""What destroys something asks on a terminal, and needs --yes elsewhere."""
+"""Commands that destroy something ask on a terminal, and need --yes elsewhere."""
 
 import io
 import shlex
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def done(monkeypatch, tmp_path):
-    """What the commands do to the servers, of which there are none."""
+    """Calls of the commands on servers; no server is there."""
     done = []
 
     class Subscriptions:

@@ -1,4 +1,4 @@
-"""The README: it stays short, and its figures and versions are those of the files that they come from."""
+"""README stays short. Its figures and versions come from other files and agree with them."""
 
 import re
 import tomllib
