@@ -7,6 +7,7 @@ own, so that nothing else on these servers is touched.
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -83,13 +84,14 @@ def try_() -> None:
         "HARVEST_BOOTSTRAP_SERVERS": description.bootstrap_servers,
         "HARVEST_LEADER_GROUP_ID": DATABASE,
     }
-    shell = _Shell(variables, state)
-    shell.command("init")
-    shell.command("topics", "create", TOPIC)
-    shell.program("An order and its record, in one transaction, three times", _WRITE)
-    shell.command("run", "--drain", "--log-level", "warning")
-    shell.program("What a consumer reads", _READ)
-    shell.command("audit", "--topic", TOPIC)
+    with tempfile.TemporaryDirectory(prefix="harvest-try-") as folder:  # without a harvest.yaml
+        shell = _Shell(variables, folder)
+        shell.command("init")
+        shell.command("topics", "create", TOPIC)
+        shell.program("An order and its record, in one transaction, three times", _WRITE)
+        shell.command("run", "--drain", "--log-level", "warning")
+        shell.program("What a consumer reads", _READ)
+        shell.command("audit", "--topic", TOPIC)
     typer.echo(_NEXT.format(state=state))
 
 
@@ -110,10 +112,9 @@ def _servers(state: "Path") -> "Description":
 
 
 class _Shell:
-    """Runs what a user would type, with these variables alone. The folder has no configuration that a command would
-    find."""
+    """Runs what a user would type, in a folder, with these variables alone."""
 
-    def __init__(self, variables: Mapping[str, str], folder: "Path") -> None:
+    def __init__(self, variables: Mapping[str, str], folder: str) -> None:
         self._variables = variables
         self._folder = folder
 
