@@ -79,7 +79,7 @@ def require_delivered(
         parked = readable_parked_table(connection, table, config)
         if not parked.summary(connection).parked:  # raises if this role may not read the table
             return
-        counts = {topic: parked.counts(connection, ParkedSelection(topic=topic)) for topic in topics}
+        counts = {topic: parked.counts(connection, ParkedSelection(topics=[topic])) for topic in topics}
     if found := {topic: each.parked + each.held for topic, each in counts.items() if each and each.parked + each.held}:
         raise NotDelivered(
             f"{sum(found.values()):,} committed records are parked, so they are not delivered",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
-from harvest_lib.cli.options import ConfigFile, Json, open_outbox
+from harvest_lib.cli.options import ConfigFile, Json, names_of, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
 from harvest_lib.cli.usage import Misuse, require_topics
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
 _Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids of records, as shown by `list`.")]
-_Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
+_Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", help="Only records for these topics, with commas between them; may be repeated."),
+]
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All parked records.")]
 
@@ -47,7 +50,7 @@ _Subscription = Annotated[
 @app.command("list")
 def list_(
     config: ConfigFile = None,
-    topic: _Topic = None,
+    topic: _Topics = None,
     key: _Key = None,
     subscription: _Subscription = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show at most this many.")] = 100,
@@ -64,15 +67,15 @@ def list_(
     from harvest_lib.cli.tables import print_table, table_of
     from harvest_lib.outbox.parking import ParkedSelection
 
-    require_topics([topic] if topic is not None else [], "--topic")
+    selection = ParkedSelection(topics=_topics(topic), key=key)
     with _open_parked(config, subscription) as (parked, connection, _):
-        records = parked.list(connection, topic=topic, key=key, limit=limit)
-        counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
+        records = parked.list(connection, selection, limit=limit)
+        counts = parked.counts(connection, selection)
     if as_json:
         typer.echo(json_text([_record_json(record) for record in records]))
         return
     if not records:
-        typer.echo("nothing is parked" if topic is None and key is None else _NOTHING_PARKED)
+        typer.echo("nothing is parked" if selection == ParkedSelection() else _NOTHING_PARKED)
         return
     rows = [(str(each.id), each.topic, each.key, _state(each), age(each.age_seconds), each.reason) for each in records]
     print_table(table_of(rows, ("id", "topic", "key", "state", "age", "reason")))
@@ -113,7 +116,7 @@ def show(
 def retry(
     ids: _Ids = None,
     config: ConfigFile = None,
-    topic: _Topic = None,
+    topic: _Topics = None,
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
@@ -156,7 +159,7 @@ def retry(
 def drop(
     ids: _Ids = None,
     config: ConfigFile = None,
-    topic: _Topic = None,
+    topic: _Topics = None,
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
@@ -210,16 +213,23 @@ def _open_parked(
         yield readable_parked_table(connection, table, harvest, subscription), connection, harvest
 
 
-def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> "ParkedSelection":
+def _selected(
+    ids: list[int] | None, topic: list[str] | None, key: str | None, *, everything: bool
+) -> "ParkedSelection":
     from harvest_lib.outbox.parking import ParkedSelection
 
-    if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
+    if [bool(ids), bool(topic) or key is not None, everything].count(True) != 1:
         raise Misuse(
             "it is not clear which records are meant",
             next_step="give ids, or --topic and --key, or --all: one of the three",
         )
-    require_topics([topic] if topic is not None else [], "--topic")
-    return ParkedSelection(ids=ids or None, topic=topic, key=key)
+    return ParkedSelection(ids=ids or None, topics=_topics(topic), key=key)
+
+
+def _topics(given: list[str] | None) -> list[str] | None:
+    topics = names_of(given)
+    require_topics(topics, "--topic")
+    return topics or None
 
 
 def _record_json(record: "ParkedRecord") -> dict[str, object]:

@@ -157,10 +157,10 @@ def rewind(
     """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
     A running harvester adopts the position within about a second. `now` skips the
-    backlog, so it asks first. A SNAPSHOT is a low watermark from `list`, with or without its
-    server (`@...`). `mirror` is the checkpoint in Postgres: use it if the
-    checkpoint topic was lost. Records delivered shortly before that may be
-    delivered again.
+    backlog and a SNAPSHOT may, so the command asks first. A SNAPSHOT is a low
+    watermark from `list`, with or without its server (`@...`). `mirror` is the
+    checkpoint in Postgres: use it if the checkpoint topic was lost. Records
+    delivered shortly before that may be delivered again.
 
     Examples:
 
@@ -168,21 +168,24 @@ def rewind(
 
       harvest subscriptions rewind audit -f harvest.yaml --to now --dry-run
 
-      harvest subscriptions rewind audit -f harvest.yaml --to 7071:7075:7071
+      harvest subscriptions rewind audit -f harvest.yaml --to 7071:7075:7071 --yes
 
       harvest subscriptions rewind audit -f harvest.yaml --to mirror --source transaction_id
     """
     require_subscription(name)
     require_position(to, "--to", "beginning", "now", "mirror")
-    require_answer(yes=yes or dry_run or to != "now")
+    skips = to not in {"beginning", "mirror"}
+    require_answer(yes=yes or dry_run or not skips)
     with _open_subscriptions(config) as (subscriptions, _):
-        if to == "now" or dry_run:
+        if skips or dry_run:
             lag = _lag(subscriptions, name)
         if dry_run:
             typer.echo(f"would rewind: {name}, with {lag} not delivered, to {to}")
             return
         if to == "now":
             ask(f"Skip {lag} that {name} has not delivered?", yes=yes)
+        elif skips:
+            ask(f"Move {name} to {to}? It has not delivered {lag}; those before that position are skipped.", yes=yes)
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")

@@ -43,7 +43,9 @@ class ParkRetryOperator(OutboxOperator):
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002 - Airflow's
         """Put the records back, and return the numbers."""
         with self._open() as (config, table, connection):
-            selection = ParkedSelection(ids=_numbers(self.ids), topic=_topic(self.topic), key=self.key)
+            topic = _topic(self.topic)
+            topics = None if topic is None else [topic]
+            selection = ParkedSelection(ids=_numbers(self.ids), topics=topics, key=self.key)
             parked = readable_parked_table(connection, table, config)
             done = parked.retry(connection, selection, keep_order=config.parking != "skip")
         self.log.info(

@@ -90,7 +90,8 @@ class ParkedTable(ABC):
 
     def _values(self, selection: ParkedSelection) -> dict[str, object]:
         ids = None if selection.ids is None else [*selection.ids]
-        return {"ids": ids, "topic": selection.topic, "key": selection.key}
+        topics = None if selection.topics is None else [*selection.topics]
+        return {"ids": ids, "topics": topics, "key": selection.key}
 
     def counts(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
@@ -136,10 +137,10 @@ class ParkedTable(ABC):
         )
 
     def list(
-        self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None, *, limit: int = 100
     ) -> Sequence[ParkedRecord]:
-        """Return up to `limit` records, ascending by id."""
-        values = {**self._values(ParkedSelection(topic=topic, key=key)), "limit": limit}
+        """Return up to `limit` of the selected records, ascending by id."""
+        values = {**self._values(selection or ParkedSelection()), "limit": limit}
         with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
             return cursor.execute(self._statement(connection, self._list), values).fetchall()
 

@@ -29,7 +29,7 @@ LOCK = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
 _SELECTED = """
       (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
-  AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
+  AND (%(topics)s::text[] IS NULL OR kafka_topic = ANY(%(topics)s::text[]))
   AND (%(key)s::text IS NULL OR kafka_key = %(key)s::text)
 """
 

@@ -38,7 +38,7 @@ class ParkedSelection:
     selected. All `ids` must be parked."""
 
     ids: Sequence[int] | None = None
-    topic: str | None = None
+    topics: Sequence[str] | None = None
     key: str | None = None
 
 

@@ -18,6 +18,8 @@ from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords, ParkedSelec
 
 pytestmark = pytest.mark.gate
 
+TOPICS = ["--topic", "orders"], ["--topic", "none,orders"], ["--topic", "none", "-t", "neither"]
+
 
 @pytest.fixture
 def parking(dsn):
@@ -51,6 +53,7 @@ def test_list_shows_what_is_parked_without_payloads(park, parking):
     assert [(each["id"], each["held"]) for each in listed] == [(1, False), (3, True)]
     assert "the first 1 shown" in park("list", "-n", "1").stdout
     assert park("list", "--topic", "none").stdout == "no matching record is parked\n"
+    assert [len(json.loads(park("list", *topics, "--json").stdout)) for topics in TOPICS] == [3, 3, 0]
 
 
 def test_show_has_the_payload_only_when_asked(park, parking):

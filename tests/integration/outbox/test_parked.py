@@ -107,7 +107,7 @@ def test_records_are_selected_by_topic_by_key_or_all(place):
     place.write("a", "b")
     place.write("a", "c", topic="invoices")
     place.park(1, 2, 4, held=[3])
-    done = place.retry(topic="invoices")
+    done = place.retry(topics=["invoices"])
     assert (done.parked, done.held, done.waiting) == (1, 1, 0), "a of orders is in nobody's way there"
     assert place.retry(key="a").parked == 1
     assert place.retry().parked == 1
@@ -139,7 +139,7 @@ def test_by_key_topic_or_all_only_the_parked_are_dropped_and_a_held_one_by_its_i
     assert place.drop(2).dropped == 1
     assert place.ids == ([], [1, 4], [3, 5])
     assert (place.drop(key="a").dropped, place.ids) == (1, ([3], [4], [5]))
-    assert (place.drop(topic="orders").dropped, place.ids) == (1, ([3, 5], [], []))
+    assert (place.drop(topics=["orders"]).dropped, place.ids) == (1, ([3, 5], [], []))
 
 
 def test_while_another_of_the_key_stays_parked_a_drop_frees_only_what_was_before_that(place):
@@ -267,8 +267,11 @@ def test_a_list_is_cut_and_filtered_and_has_no_payload(place):
     place.write("a", "b", "a")
     place.park(1, 2, held=[3])
     assert [each.id for each in place.parked.list(place.connection, limit=2)] == [1, 2]
-    assert [(each.id, each.held) for each in place.parked.list(place.connection, key="a")] == [(1, False), (3, True)]
-    assert place.parked.list(place.connection, topic="none") == []
+    assert [(each.id, each.held) for each in place.parked.list(place.connection, ParkedSelection(key="a"))] == [
+        (1, False),
+        (3, True),
+    ]
+    assert place.parked.list(place.connection, ParkedSelection(topics=["none"])) == []
     (first, *_) = place.parked.list(place.connection)
     assert first.reason == "refused"
     assert first.age_seconds >= 0
@@ -416,7 +419,7 @@ def test_operators_a_writer_and_a_harvester_at_once_lose_nothing_and_keep_the_or
             while not over.is_set():
                 listed = place.parked.list(connection)
                 some = dice.sample(listed, min(len(listed), dice.randint(1, 3)))
-                choices = [{"ids": [each.id for each in some]}, {"topic": "orders"}, {"key": "k1"}]
+                choices = [{"ids": [each.id for each in some]}, {"topics": ["orders"]}, {"key": "k1"}]
                 selection = ParkedSelection(**dice.choice(choices if some else choices[1:]))
                 try:
                     if dice.random() < 0.2:

@@ -19,6 +19,7 @@ COMMANDS = get_command(cli.app)
 DESTROYING = {
     "subscriptions remove audit": "Remove audit, with 3 records not delivered?",
     "subscriptions rewind audit --to now": "Skip 3 records that audit has not delivered?",
+    "subscriptions rewind audit --to 7:9:7": "Move audit to 7:9:7? It has not delivered 3 records",
     "park drop --all": "Delete 2 parked records permanently?",
     "segments drop --keep 0s": "Drop permanently: outbox_from_0, outbox_from_10?",
     "pipeline skip 4 -f flights.yaml": "Give up the unreadable messages at offset 4 permanently, for every writer?",
