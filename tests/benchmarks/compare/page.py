@@ -24,6 +24,12 @@ _ROWS: Sequence[tuple[str, str]] = (
     ("memory, relay", "memory-{}"),
     ("idle CPU, relay", "idle-{}"),
     ("idle CPU, Postgres and Kafka", "idle-{}-servers"),
+    (f"Postgres, for 1,000 records at {RATE}/s: WAL", "primary-wal-{}"),
+    ("transactions", "primary-transactions-{}"),
+    ("row versions written", "primary-rows-{}"),
+    ("pages read in its cache or from disk", "primary-pages-{}"),
+    ("connections", "primary-connections-{}"),
+    ("WAL kept for 1,000 records while the relay is down", "primary-held-{}"),
 )
 
 

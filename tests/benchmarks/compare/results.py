@@ -7,6 +7,7 @@ from statistics import median
 from tests.benchmarks.compare.drain import Drain
 from tests.benchmarks.compare.failover import Failover
 from tests.benchmarks.compare.live import RATE, Live
+from tests.benchmarks.compare.primary import Primary
 from tests.benchmarks.report import Result, at_least
 
 EXACTLY_ONCE, BARRIER, DEBEZIUM, GOHARVEST = "exactly-once", "barrier", "debezium", "goharvest"
@@ -34,6 +35,7 @@ class Found:
     long_drain: Drain | None = None
     alone: Drain | None = None
     live: Live | None = None
+    primary: Primary | None = None
     failovers: list[Failover] = field(default_factory=list)
 
 
@@ -61,6 +63,9 @@ def results(found: Mapping[str, Found]) -> Iterator[Result]:
     for name, each in found.items():
         if each.live:
             yield from _live(name, each.live)
+    for name, each in found.items():
+        if each.primary:
+            yield from _primary(name, each.primary)
     for name, each in found.items():
         if each.failovers:
             yield from _failovers(name, each.failovers)
@@ -108,6 +113,15 @@ def _live(name: str, live: Live) -> Iterator[Result]:
         yield Result(name=f"latency-{RATE}-{name}-written", value=live.written, unit="/s")
     yield Result(name=f"idle-{name}", value=live.idle_percent, unit="% core")
     yield Result(name=f"idle-{name}-servers", value=live.idle_servers_percent, unit="% core")
+
+
+def _primary(name: str, cost: Primary) -> Iterator[Result]:
+    yield Result(name=f"primary-wal-{name}", value=cost.wal_bytes / 1_000, unit="kB")
+    yield Result(name=f"primary-transactions-{name}", value=cost.transactions, unit="")
+    yield Result(name=f"primary-rows-{name}", value=cost.row_versions, unit="")
+    yield Result(name=f"primary-pages-{name}", value=cost.pages, unit="")
+    yield Result(name=f"primary-connections-{name}", value=cost.connections, unit="")
+    yield Result(name=f"primary-held-{name}", value=cost.held_bytes / 1_000, unit="kB")
 
 
 def _failovers(name: str, failovers: Sequence[Failover]) -> Iterator[Result]:

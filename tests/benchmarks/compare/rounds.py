@@ -19,6 +19,7 @@ from tests.benchmarks.compare.drain import Drain, drain
 from tests.benchmarks.compare.failover import Failover, failover
 from tests.benchmarks.compare.live import Live, live
 from tests.benchmarks.compare.peer import Built, LeftOutError, Peer, Place
+from tests.benchmarks.compare.primary import Primary, primary
 from tests.benchmarks.compare.results import Found
 
 POSTGRES, KAFKA = "16", "3.9.1"
@@ -105,6 +106,8 @@ def compare(
         for peer in ready:
             say(f"{peer.title}: latency and idle cost")
             done.found[peer.name].live = done.attempt(f"{peer.name} latency", partial(_live, peer, place, size))
+            say(f"{peer.title}: cost for Postgres")
+            done.found[peer.name].primary = done.attempt(f"{peer.name} cost", partial(_primary, peer, place, size))
             keep(done)
             for number in range(1, size.kills + 1):
                 say(f"{peer.title}: failover {number}")
@@ -120,6 +123,10 @@ def _drain(peer: Peer, place: Place, records: int) -> Drain:
 
 def _live(peer: Peer, place: Place, size: Size) -> Live:
     return live(peer, _fresh(peer, place), size.seconds)
+
+
+def _primary(peer: Peer, place: Place, size: Size) -> Primary:
+    return primary(peer, _fresh(peer, place), size.seconds)
 
 
 def _failover(peer: Peer, place: Place) -> Failover:
