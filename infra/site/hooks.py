@@ -1,9 +1,11 @@
-"""Hooks of mkdocs, which add pages from outside `docs/` and the reference of the API.
+"""Hooks of mkdocs, which add pages from outside `docs/`, the reference of the API, and the pages as plain text.
 
-Files of the repository's root, such as README, become pages with rewritten links. Each module of the reference becomes
-a page with its docstrings. A public name without a docstring fails the build.
+Files of the repository's root, such as README, become pages with rewritten links, and README's table of tasks becomes
+cards. Each module of the reference becomes a page with its docstrings. A public name without a docstring fails the
+build. `llms.txt` lists the pages for language models, and `llms-full.txt` holds their text: https://llmstxt.org.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ PAGES = {
 _PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
 _IMAGE = re.compile(r'(?P<attribute>\bsrc(?:set)?=")docs/')
+_TASKS = re.compile(r"^\| task \| pages \|\n\|[ |-]+\|\n(?P<rows>(?:\|.*\|\n)+)", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -64,9 +67,32 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
     return _LINK.sub(lambda link: _from_docs(link[1], up), markdown)
 
 
+def on_env(env: Any, *, config: MkDocsConfig, files: Files) -> Any:
+    """Add `llms.txt` and `llms-full.txt`, once each page has its title and its text."""
+    pages = [(section, files.src_uris[name].page) for section, name in _sections(config.nav)]
+    listed, full = f"# {config.site_name}\n\n> {config.site_description}\n", ""
+    for section, among in itertools.groupby(pages, key=lambda each: each[0]):
+        listed += f"\n## {section}\n\n"
+        for _, page in among:
+            listed += f"- [{page.title}]({page.url})\n"
+            if not page.file.src_uri.startswith("api/"):
+                full += f"<!-- {page.url} -->\n\n{page.markdown.strip()}\n\n"
+    files.append(File.generated(config, "llms.txt", content=listed))
+    files.append(File.generated(config, "llms-full.txt", content=full))
+    return env
+
+
 def _on_the_site(text: str) -> str:
-    """Return the text of a root file with the links and the images that its page on the site has."""
-    return _IMAGE.sub(r"\g<attribute>", _LINK.sub(lambda link: _from_root(link[1]), text))
+    """Return the text of a root file with the links, images and cards that its page on the site has."""
+    text = _IMAGE.sub(r"\g<attribute>", _LINK.sub(lambda link: _from_root(link[1]), text))
+    return _TASKS.sub(lambda table: _cards(table["rows"]), text)
+
+
+def _cards(rows: str) -> str:
+    """Return the rows of README's table of tasks as Material's grid of cards."""
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]
+    cards = "".join(f"- **{task.capitalize()}**\n\n    {pages}\n\n" for task, pages in cells)
+    return f'<div class="grid cards" markdown>\n\n{cards}</div>\n'
 
 
 def _from_root(link: str) -> str:
@@ -76,6 +102,13 @@ def _from_root(link: str) -> str:
 def _from_docs(link: str, up: str) -> str:
     outside = link.removeprefix(f"{up}../")
     return up + PAGES[outside] if outside != link and outside in PAGES else link
+
+
+def _sections(nav: Any) -> Iterator[tuple[str, str]]:
+    """Yield the pages of the navigation in its order, each with its uppermost section."""
+    for entry in nav or []:
+        for section, pages in entry.items():
+            yield from ((section, page) for page in _listed(pages))
 
 
 def _listed(nav: Any) -> Iterator[str]:
