@@ -14,6 +14,8 @@ from infra.harvester import Harvester
 from tests.benchmarks.compare.peer import Built, Place
 from tests.benchmarks.compare.pool import Pool, running
 
+PRODUCT = "outbox-harvester"
+
 _INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), %s, %s, %s, '{}', '{}')
@@ -84,13 +86,13 @@ class Ours:
 
 EXACTLY_ONCE = Ours(
     name="exactly-once",
-    title="ours, exactly once",
+    title=f"{PRODUCT}, exactly once",
     native=True,
     settings={"delivery": "transactional", "leadership": "postgres"},
 )
 BARRIER = Ours(
     name="barrier",
-    title="ours, on goharvest's table",
+    title=f"{PRODUCT}, goharvest's table",
     native=False,
     settings={"source": "mark", "delivery": "barrier"},
 )

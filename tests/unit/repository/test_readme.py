@@ -33,7 +33,7 @@ MEASURED = {
     "memory of the relay": ["memory, relay"],
 }
 """Rows of docs/compare.md, which `make compare` writes, by the row of the README that has their figures."""
-RELAYS = {"outbox-harvester": "ours, exactly once", "Debezium": "Debezium", "goharvest": "goharvest"}
+RELAYS = {"outbox-harvester": "outbox-harvester, exactly once", "Debezium": "Debezium", "goharvest": "goharvest"}
 
 
 def table(page: str, heading: str) -> dict[str, dict[str, str]]:
