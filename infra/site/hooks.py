@@ -69,14 +69,16 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
 
 def on_env(env: Any, *, config: MkDocsConfig, files: Files) -> Any:
     """Add `llms.txt` and `llms-full.txt`, once each page has its title and its text."""
-    pages = [(section, files.src_uris[name].page) for section, name in _sections(config.nav)]
     listed, full = f"# {config.site_name}\n\n> {config.site_description}\n", ""
-    for section, among in itertools.groupby(pages, key=lambda each: each[0]):
+    for section, names in itertools.groupby(_sections(config.nav), key=lambda each: each[0]):
         listed += f"\n## {section}\n\n"
-        for _, page in among:
+        for _, name in names:
+            file = files.get_file_from_path(name)
+            if file is None or (page := file.page) is None:
+                continue  # the strict build reports it
             listed += f"- [{page.title}]({page.url})\n"
-            if not page.file.src_uri.startswith("api/"):
-                full += f"<!-- {page.url} -->\n\n{page.markdown.strip()}\n\n"
+            if not name.startswith("api/"):
+                full += f"<!-- {page.url} -->\n\n{(page.markdown or '').strip()}\n\n"
     files.append(File.generated(config, "llms.txt", content=listed))
     files.append(File.generated(config, "llms-full.txt", content=full))
     return env

@@ -20,7 +20,7 @@ from tests.benchmarks.backlog import KEYS, VALUE_BYTES
 from tests.benchmarks.compare.connect import HEAP, Connect, Worker, properties
 from tests.benchmarks.compare.peer import Built, LeftOutError, Place
 
-CONNECT, DEBEZIUM = "4.3.1", "3.6.3.Final"
+CONNECT, DEBEZIUM = "4.4.0", "3.7.0.Final"
 """The newest pair whose parts are all to be had; its clients speak to older brokers."""
 
 _CONNECT_JARS = JarSet(

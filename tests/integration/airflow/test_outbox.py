@@ -36,12 +36,15 @@ DAGS = """
 import time
 from datetime import timedelta
 from threading import Thread, Timer
+from unittest import mock
 from airflow.sdk import dag, task
 from harvest_lib.airflow.hooks.outbox import HarvestHook
 from harvest_lib.airflow.operators.dagster import DagsterJobOperator
 from harvest_lib.airflow.operators.outbox import HarvestDrainOperator
 from harvest_lib.airflow.sensors.outbox import OutboxDrainedSensor
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.leadership.lock_session import LockSession
+from harvest_lib.outbox import OutboxTable
 
 WAITS = {"poke_interval": 0.2, "timeout": 3, "retries": 1}
 
@@ -117,6 +120,27 @@ def leaves():
         return leaders[0].await_stopped(60)
     drained >> end()
 
+held = []
+
+def hold_the_lock(context):
+    if held:
+        return
+    config = HarvestHook("stuck").config(elects=True)
+    held.append(LockSession(config.data_source.conninfo(), config.leader_group_id, idle_timeout_seconds=60,
+                            outbox=str(OutboxTable.parse(config.outbox_table))))
+    assert held[0].try_lock()
+    Timer(4.0, held[0].close).start()
+
+class Impatient(HarvestDrainOperator):
+    def _drain(self, **arguments):
+        with mock.patch("harvest_lib.airflow.operators.outbox._TRIGGER_SECONDS", 0.5):
+            return super()._drain(**arguments)
+
+@dag(dag_id="succeeds_a_leader")
+def succeeds_a_leader():
+    Impatient(task_id="drain", conn_id="{{ dag_run.conf['conn'] }}", deferrable=True,
+              report=timedelta(seconds=0.2), pre_execute=hold_the_lock)
+
 @dag(dag_id="starts_a_job")
 def starts_a_job():
     DagsterJobOperator(task_id="job", job_name="flights_job", conn_id="{{ dag_run.conf['conn'] }}")
@@ -128,6 +152,7 @@ counts()
 ends()
 ends_at_once()
 leaves()
+succeeds_a_leader()
 starts_a_job()
 """
 
@@ -136,11 +161,11 @@ starts_a_job()
 def ran(stack, admin, tmp_path_factory):
     """Return the ends of all runs by the connection that each was given, and where they ran."""
     home = tmp_path_factory.mktemp("airflow")
-    parts = ("airflow", "shop", "waiting", "later", "page", "ended", "killed", "led", "lost", "empty")
+    parts = ("airflow", "shop", "waiting", "later", "page", "ended", "killed", "led", "stuck", "lost", "empty")
     names = [f"{part}_{uuid.uuid4().hex[:8]}" for part in parts]
     metadata, *databases = (own_database(stack.dsn, name, password_file=home / name) for name in names)
-    counts = (500, 3, 3, 10, MANY, MANY, MANY, 1)
-    for made in admin.create_topics([NewTopic(name, 2) for name in names[1:8]]).values():
+    counts = (500, 3, 3, 10, MANY, MANY, MANY, 700, 1)
+    for made in admin.create_topics([NewTopic(name, 2) for name in names[1:9]]).values():
         made.result(60)
     for dsn, name, count in zip(databases, names[1:], counts, strict=False):  # the topic of `lost` is not made
         with psycopg.connect(dsn) as connection:
@@ -156,7 +181,7 @@ def ran(stack, admin, tmp_path_factory):
     variables["AIRFLOW__CORE__DAGS_FOLDER"] = str(home / "own_dags")
     made.migrate(variables)
     kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": stack.bootstrap_servers, "group.id": "airflow"}}
-    shop, waiting, later, page, ended, killed, led, lost, empty = (
+    shop, waiting, later, page, ended, killed, led, stuck, lost, empty = (
         outbox_connection(dsn, kafka_conn_id="brokers", leader_group_id=name)
         for dsn, name in zip(databases, names[1:], strict=True)
     )
@@ -171,6 +196,7 @@ def ran(stack, admin, tmp_path_factory):
             "ended": ended,
             "killed": killed,
             "led": led,
+            "stuck": stuck,
             "lost": lost,
             "later": {
                 "conn_type": "outbox",
@@ -195,6 +221,7 @@ def ran(stack, admin, tmp_path_factory):
             "ended": "ends",
             "killed": "ends_at_once",
             "led": "leaves",
+            "stuck": "succeeds_a_leader",
             "lost": "counts",
             **dict.fromkeys(("no_table", "refused", "misspelled", "nowhere", "brokers", "outbox_default"), "waits"),
         }
@@ -247,6 +274,12 @@ def test_a_task_that_does_not_lead_waits_in_the_triggerer_for_the_leader(ran, bo
     assert ran.led["returned"]["drain"]["records"] == 0
     assert "another process leads: this task waits in the triggerer" in ran.led["log"]
     check_each_once_in_order(bootstrap_servers, ran.topics["led"])
+
+
+def test_a_task_whose_leader_delivers_nothing_leads_after_it(ran):
+    assert ran.stuck["tasks"] == {"drain": "success"}, ran.stuck["log"][-4000:]
+    assert ran.stuck["log"].count("another process leads: this task waits in the triggerer") >= 1
+    assert ran.stuck["returned"]["drain"]["records"] == 700
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def test_it_builds_with_search_and_the_reference_and_fetches_nothing(tmp_path):
     assert "Your part of the contract" in (site / "index.html").read_text()
     assert '<div class="grid cards">' in (site / "index.html").read_text()
     listed = re.findall(r"^- \[.+\]\((.+)\)$", (site / "llms.txt").read_text(), re.MULTILINE)
-    assert {"index.html", "guarantees.html", "api/harvest_lib.html", "decisions/README.html"} < set(listed)
+    assert {"index.html", "guarantees.html", "api/harvest_lib.html", "decisions/index.html"} < set(listed)
     assert [each for each in listed if not (site / each).is_file()] == []
     assert "A writer locks the business row" in (site / "llms-full.txt").read_text()
     pages = list(site.rglob("*.html"))
