@@ -159,7 +159,7 @@ class _Cluster:
             raise TopicMissing(
                 f"the topic {topic!r} does not exist, or this user may not see it: its records would be parked",
                 evidence=f"it is not among the {len(self._present)} topics that Kafka lists",
-                next_step=f"{creation(topic, 6)}; or grant `Describe` and `Write` on it",
+                next_step=f"{creation(topic, 6)}; or grant `Describe` and `Write` on it; or correct the writer",
             )
         described = self._describe(topic, "Write")
         self._require("topic", topic, described.authorized_operations, {"Write": AclOperation.WRITE})
