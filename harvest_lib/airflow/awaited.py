@@ -131,8 +131,8 @@ class AwaitedLeader:
     def read(self, config: HarvestConfig) -> DeliveryReading:
         """Read the outbox. Raises HarvestError; DatabaseUnavailable may be temporary."""
         with connect(config.data_source.conninfo()) as connection:
-            waiting = StatusReader(connection, config).waiting()
             seconds = server_time(connection) - self._began
+            waiting = StatusReader(connection, config).waiting()
         return DeliveryReading(is_done=delivered_since(waiting, seconds), waiting=waiting, delivered_until=None)
 
     def late(self, last: str) -> NotInTime:

@@ -30,7 +30,8 @@ def require_ready(config: HarvestConfig, topics: Collection[str] = ()) -> Sequen
 
 
 def delivered_since(waiting: Backlog, seconds: float) -> bool:
-    """Return True if no record of a backlog is older than this number of seconds."""
+    """Return True if no record of a backlog is older than this number of seconds. Measure them before the backlog is
+    read: otherwise a slow reading makes an old record seem new."""
     return waiting.is_empty or waiting.age_seconds < seconds
 
 
@@ -46,6 +47,7 @@ def progress(
         if time.monotonic() < due:
             continue
         due += report_every_seconds
+        seconds = time.monotonic() - began
         try:
             with connect() as connection:
                 status = StatusReader(connection, harvest.config)
@@ -57,6 +59,6 @@ def progress(
         if len(harvest.shards) == harvest.config.shards:
             continue
         yield f"this run does not lead, and waits; leader: {', '.join(each or 'none' for each in leaders)}"
-        if delivered_since(waiting, time.monotonic() - began):
+        if delivered_since(waiting, seconds):
             yield "ends: the leader has delivered all records that were there when this run began"
             return

@@ -121,7 +121,7 @@ def airflow(platform, page):
     page.get_by_label("Username").fill("admin")
     page.get_by_label("Password").fill(platform.airflow_password)
     page.get_by_role("button", name="Sign in").click()
-    eventually(lambda: "login" not in page.url, "logged in")
+    page.wait_for_url(lambda url: "login" not in url)
     return platform.airflow_url
 
 

@@ -11,6 +11,7 @@ from support.subscribed import Subscribed
 from harvest_lib.airflow.awaited import AwaitedDelivery, AwaitedLeader
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox.parking import ParkedRecords
 
 pytestmark = pytest.mark.gate
@@ -56,6 +57,20 @@ def test_a_leader_is_waited_for_until_it_has_delivered_what_was_there(shop, conf
     shop.write("later")
     found = leader.read(config)
     assert (found.is_done, found.waiting.records) == (True, 1)
+
+
+def test_a_slow_reading_does_not_make_an_old_record_seem_new(shop, config, monkeypatch):
+    shop.write("first")
+    began = shop.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()[0]
+    read = StatusReader.waiting
+
+    def read_slowly(self):
+        found = read(self)
+        shop.connection.execute("SELECT pg_sleep(0.3)")
+        return found
+
+    monkeypatch.setattr(StatusReader, "waiting", read_slowly)
+    assert not AwaitedLeader(began=began).read(config).is_done
 
 
 def test_a_parked_record_is_not_delivered(shop, config):

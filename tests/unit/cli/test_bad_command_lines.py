@@ -91,7 +91,7 @@ BAD = [
     ("audit -t orders --committed x --committed-file y", USAGE, "exclude each other"),
     ("audit -t orders --id-header event", USAGE, "not in the outbox"),
     ("audit -t orders,", USAGE, "cannot name a topic"),
-    ("park list -t a,b", USAGE, "cannot name a topic"),
+    ("park list -t a,,b", USAGE, "cannot name a topic"),
     ("check -t 'a/b'", USAGE, "cannot name a topic"),
     ("partition 'a b' key", USAGE, "cannot name a topic"),
     ("park retry", USAGE, "not clear which records"),
