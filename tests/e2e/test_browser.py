@@ -13,7 +13,6 @@ import yaml
 from playwright.sync_api import Error, expect, sync_playwright
 from psycopg.conninfo import conninfo_to_dict
 from support.machine import require
-from support.waiting import eventually
 
 from infra.chaos.prometheus import prometheus_lacking
 from infra.monitoring.scaled_rules import FILE, scaled
