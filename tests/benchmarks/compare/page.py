@@ -26,8 +26,8 @@ _ROWS: Sequence[tuple[str, str]] = (
     ("idle CPU, Postgres and Kafka", "idle-{}-servers"),
     (f"Postgres, for 1,000 records at {RATE}/s: WAL", "primary-wal-{}"),
     ("transactions", "primary-transactions-{}"),
-    ("row versions written", "primary-rows-{}"),
-    ("pages read in its cache or from disk", "primary-pages-{}"),
+    ("row versions", "primary-rows-{}"),
+    ("pages read, in its cache or from disk", "primary-pages-{}"),
     ("connections", "primary-connections-{}"),
     ("WAL kept for 1,000 records while the relay is down", "primary-held-{}"),
 )
@@ -82,7 +82,7 @@ def _cell(result: Result | None, *, alone: bool) -> str:
         return ""
     value = result.floor if alone and result.floor is not None else result.value
     unit = {"/s": "", "records": "", "s/million": " s", "% core": " %"}.get(result.unit, f" {result.unit}")
-    return rounded(value) + unit
+    return (rounded(value) + unit).rstrip()
 
 
 def _versions(built: Mapping[str, Built]) -> Mapping[str, str]:

@@ -27,7 +27,8 @@ SELECT coalesce(max(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primary:
-    """Bytes of WAL, transactions, row versions and pages for 1,000 records, those of the writer subtracted; sessions;
+    """Bytes of WAL, transactions, row versions and pages for 1,000 records, those of the writer subtracted, 0 where the
+    writer's vary by more; sessions;
     and bytes of WAL that the server keeps for a relay that stands still, for 1,000 records written meanwhile."""
 
     wal_bytes: float
@@ -50,7 +51,8 @@ def primary(peer: Peer, place: Place, seconds: float) -> Primary:
         with traffic(place, peer.insert_one, RATE) as flow:
             alone = _counted(connection, flow.written, seconds)
         held = (_number(connection, _HELD) - held) * _PER / len(flow.written)
-    wal, transactions, row_versions, pages = (of_both - of_one for of_both, of_one in zip(both, alone, strict=True))
+    beside = (max(of_both - of_one, 0.0) for of_both, of_one in zip(both, alone, strict=True))
+    wal, transactions, row_versions, pages = beside
     return Primary(
         wal_bytes=wal,
         transactions=transactions,
