@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dagster import AssetKey, AutomationCondition, DagsterInstance
+from dagster import AssetKey, AutomationCondition, DagsterInstance, Definitions
 from dagster.components.core.component_tree import ComponentTreeException
 from support.dagster_project import project
 
@@ -83,6 +83,15 @@ def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
     assert {each.asset_key.to_user_string() for each in evaluations} == {"sales/shop/audit"}
     made = {each.asset_key.to_user_string() for each in result.get_asset_materialization_events()}
     assert made == {"sales/shop/audit", "sales/shop/verified"}
+
+
+def test_a_module_that_drains_has_a_single_object_of_definitions():
+    """As the documentation has it. Dagster refuses a module with several."""
+    text = (Path(__file__).parents[3] / "docs" / "dagster-run.md").read_text()
+    module = {}
+    exec(re.search(r"```python\n([^`]*mode=\"drain\"[^`]*)```", text)[1], module)  # noqa: S102 - ours
+    (defs,) = (each for each in module.values() if isinstance(each, Definitions))
+    assert defs.resolve_job_def("shop_drain")
 
 
 def test_topics_that_runs_drain_into_may_have_a_schedule_in_yaml(attributes, tmp_path, unique):
