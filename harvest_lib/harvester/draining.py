@@ -31,8 +31,10 @@ def require_ready(config: HarvestConfig, topics: Collection[str] = ()) -> Sequen
 
 def delivered_since(waiting: Backlog, seconds: float) -> bool:
     """Return True if no record of a backlog is older than this number of seconds. Measure them before the backlog is
-    read: otherwise a slow reading makes an old record seem new."""
-    return waiting.is_empty or waiting.age_seconds < seconds
+    read: otherwise a slow reading makes an old record seem new. Of an unknown age, as in a table without a column for
+    it, only an empty backlog counts."""
+    age = waiting.oldest_age_seconds
+    return waiting.is_empty or (age is not None and age < seconds)
 
 
 def progress(
