@@ -34,6 +34,10 @@ AllowEmpty = Annotated[
 TableName = Annotated[
     str | None, typer.Option("--table", metavar="TABLE", help="Name of the table. Default: the configuration's.")
 ]
+OnlyTopics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", help="Only records for these topics, with commas between them; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 # These types are copies of types of the library, because importing its modules would make `--help` slow. A test

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
-from harvest_lib.cli.options import ConfigFile, Json, names_of, open_outbox
+from harvest_lib.cli.options import ConfigFile, Json, OnlyTopics, names_of, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import age, counted, json_text
 from harvest_lib.cli.usage import Misuse, require_topics
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
 _Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids of records, as shown by `list`.")]
-_Topics = Annotated[
-    list[str] | None,
-    typer.Option("--topic", "-t", help="Only records for these topics, with commas between them; may be repeated."),
-]
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All parked records.")]
 
@@ -50,7 +46,7 @@ _Subscription = Annotated[
 @app.command("list")
 def list_(
     config: ConfigFile = None,
-    topic: _Topics = None,
+    topic: OnlyTopics = None,
     key: _Key = None,
     subscription: _Subscription = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show at most this many.")] = 100,
@@ -116,7 +112,7 @@ def show(
 def retry(
     ids: _Ids = None,
     config: ConfigFile = None,
-    topic: _Topics = None,
+    topic: OnlyTopics = None,
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
@@ -159,7 +155,7 @@ def retry(
 def drop(
     ids: _Ids = None,
     config: ConfigFile = None,
-    topic: _Topics = None,
+    topic: OnlyTopics = None,
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,

@@ -9,7 +9,7 @@ import typer
 
 from harvest_lib.cli.confirmation import DryRun, Yes, ask, require_answer
 from harvest_lib.cli.move import move
-from harvest_lib.cli.options import ConfigFile, Json, ReadingSource, configuration, names_of, open_outbox
+from harvest_lib.cli.options import ConfigFile, Json, OnlyTopics, ReadingSource, configuration, names_of, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.cli.usage import require_duration, require_position, require_subscription, require_topics
@@ -60,10 +60,7 @@ def add(
     start: Annotated[
         str, typer.Option("--from", metavar="beginning|now|SNAPSHOT", help="Where it starts.")
     ] = "beginning",
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", "-t", help="Only records for these topics, with commas between them; may be repeated."),
-    ] = None,
+    topic: OnlyTopics = None,
     keys: Annotated[
         str | None,
         typer.Option("--keys", metavar="REGEX", help="Only keys that match this regular expression of Postgres."),

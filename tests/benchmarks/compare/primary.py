@@ -27,8 +27,8 @@ SELECT coalesce(max(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primary:
-    """Bytes of WAL, transactions, row versions and pages for 1,000 records, those of the writer subtracted, 0 where the
-    writer's vary by more; sessions;
+    """Bytes of WAL, transactions, row versions and pages for 1,000 records, without the cost of the writer, 0 where the
+    cost of the writer varies by more; sessions;
     and bytes of WAL that the server keeps for a relay that stands still, for 1,000 records written meanwhile."""
 
     wal_bytes: float
